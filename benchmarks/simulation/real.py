@@ -17,7 +17,8 @@ import httpx
 import numpy as np
 
 from benchmarks.serving.served import started
-from benchmarks.simulation.virtual import FlatCost, count_event, request
+from benchmarks.simulation.virtual import count_event, request
+from parlay.cost.timing import calibrate
 from parlay.engine import Engine
 from parlay.models.wrapped_runner import WrappedRunner
 from parlay.router.policies import Plain
@@ -141,7 +142,7 @@ class InProcess:
     def __init__(self, runner: Runner) -> None:
         self.steps: list[TimedStep] = []
         """The steps of the last run."""
-        self._runner = runner
+        self._runner, self._cost = runner, calibrate(runner)
         self._waited = 0.0
 
     def _now(self) -> float:
@@ -152,7 +153,7 @@ class InProcess:
         draw, most = random.Random(seed), self._runner.spec.vocab_size - 100
         prompts = [tuple(draw.randrange(100, most) for _ in range(each.prompt)) for each in arrivals]
         timed = _Counted(self._runner)
-        engine = Engine(timed, FlatCost(), clock=self._now)
+        engine = Engine(timed, self._cost, clock=self._now)
         strategy = Strategy("none", (), SharedNoise(), Plain())
         self.steps.clear()
         out, firsts, begun, began = Outcome(requests=len(arrivals)), [-1.0] * len(arrivals), 0, self._now()

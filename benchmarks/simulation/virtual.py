@@ -11,7 +11,7 @@ from parlay.bench.counting import CountingRunner
 from parlay.engine import Engine, Limits
 from parlay.router.policies import Fixed, Plain
 from parlay.sampling.rules import SharedNoise
-from parlay.simulate.costs import StepCost
+from parlay.simulate.costs import StepCost, forward_seconds
 from parlay.simulate.drafting import Drafting, uniforms
 from parlay.simulate.fleet import Outcome
 from parlay.simulate.jobs import ReplicaLimits
@@ -40,13 +40,16 @@ _RIGHT, _WRONG = 0, 1
 _PAGE = 16
 
 
-class FlatCost:
-    """Implements `Cost` with a constant, because this engine needs no estimates."""
+class KnownCost:
+    """Implements `Cost` with what steps really cost here."""
 
     revision = 0
 
+    def __init__(self, cost: StepCost) -> None:
+        self._cost = cost
+
     def forward(self, rows: int, context: int) -> float:
-        return 1.0
+        return forward_seconds(self._cost, rows, context)
 
     def record(self, rows: int, context: int, seconds: float) -> None:
         """Ignore the measurement."""
@@ -125,7 +128,7 @@ def run(
 ) -> Outcome:
     """Decode all requests, each added to the engine at its time, and count what `simulate` counts."""
     runner = CountedRunner(cost, limits.cache_tokens)
-    engine = Engine(runner, FlatCost(), _limits(limits), clock=lambda: runner.now)
+    engine = Engine(runner, KnownCost(cost), _limits(limits), clock=lambda: runner.now)
     strategy = _strategy(drafting, seed)
     out = Outcome(requests=len(arrivals), most_replicas=1)
     firsts = [-1.0] * len(arrivals)

@@ -298,7 +298,7 @@ def test_a_request_id_is_unique_while_under_way() -> None:
 
 
 def test_the_engine_knows_no_text_and_no_library_of_models() -> None:
-    """Ids in, ids out: it imports torch and numpy, and of Parlay data, sampling and threads."""
+    """Ids in, ids out: it imports torch and numpy, and of Parlay data, sampling, threads and what steps may cost."""
     names: set[str] = set()
     for path in Path(parlay.engine.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -308,4 +308,4 @@ def test_the_engine_knows_no_text_and_no_library_of_models() -> None:
                 names.add(str(node.module))
     parts = {name.split(".")[1] for name in names if name.startswith("parlay.")}
     others = {name.split(".")[0] for name in names} - set(sys.stdlib_module_names)
-    assert (parts, others) == ({"engine", "sampling", "system", "types"}, {"numpy", "parlay", "torch"})
+    assert (parts, others) == ({"cost", "engine", "sampling", "system", "types"}, {"numpy", "parlay", "torch"})

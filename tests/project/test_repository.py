@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "router": frozenset({"types"}),
     "simulate": frozenset({"types", "options", "cost"}),
     "sampling": frozenset({"types", "system", "compiled"}),
-    "engine": frozenset({"types", "sampling", "system"}),
+    "engine": frozenset({"types", "sampling", "system", "cost"}),
     "models": frozenset({"types", "options", "system", "compiled", "cache"}),
     "ranks": frozenset({"types", "options", "system", "compiled", "cache", "models"}),
     "text": frozenset({"types", "system", "models"}),

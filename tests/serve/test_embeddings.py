@@ -74,6 +74,25 @@ def test_a_text_longer_than_a_forward_is_embedded_in_pieces(client: TestClient) 
     assert found[0] != found[1]
 
 
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_pieces_of_any_size_give_the_same_embeddings(engine: AsyncLLM, pooling: str) -> None:
+    """While others stream, pieces are shorter."""
+    texts = [engine.llm.token_ids(text) for text in (*TEXTS, "one two three four " * 9)]
+
+    def embedded(rows: int) -> list[list[float]]:
+        reading = Pooled(engine.llm.runner, texts, pooling)
+        reading.open()
+        while not reading.over:
+            reading.step(rows)
+        found = reading.embeddings(normalize=False)
+        reading.release()
+        return found
+
+    whole = torch.tensor(embedded(512))
+    for rows in (1, 10, 30):
+        torch.testing.assert_close(torch.tensor(embedded(rows)), whole, rtol=1e-6, atol=1e-6)
+
+
 def test_scores_are_cosines_and_documents_are_ordered_by_them(client: TestClient) -> None:
     """The same text scores 1 and comes first."""
     body = {"text_1": TEXTS[0], "text_2": TEXTS}
@@ -217,9 +236,9 @@ def test_those_who_decode_wait_for_one_forward_at_a_time(
     done: list[str] = []
     read, step = Pooled.step, engine.llm.engine.step
 
-    def reading(self: Pooled) -> None:
+    def reading(self: Pooled, rows: int) -> None:
         done.append("read")
-        read(self)
+        read(self, rows)
 
     def stepping() -> Any:
         done.append("step")

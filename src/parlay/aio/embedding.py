@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 
 from parlay.aio.service import AsyncLLM
 from parlay.llm.embedding import (
+    ROWS,
     EmbeddingOutput,
     EmbeddingRequestOutput,
     Pooled,
@@ -80,6 +81,6 @@ async def _run(llm: AsyncLLM, reading: Reading | Suggestion, turn: Turn) -> None
         await llm.between_steps(lambda _: reading.open())
         while not reading.over:
             async with turn():
-                await llm.between_steps(lambda _: reading.step())
+                await llm.between_steps(lambda own: reading.step(own.engine.scheduler.rows_between_steps(ROWS)))
     finally:
         await llm.between_steps(lambda _: reading.release())

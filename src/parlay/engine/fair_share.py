@@ -183,7 +183,7 @@ class Shares:
         If an owner has both prompts and decoding sequences, half of its rows are for prompts.
         """
         step.rows = self._most_rows(step.owners)
-        step.left = divided(step.rows, {owner: sum(map(_pending, own)) for owner, own in step.owners.items()})
+        step.left = divided(step.rows, {owner: sum(map(pending_rows, own)) for owner, own in step.owners.items()})
         for owner, own in step.owners.items():
             feeds = not all(sequence.decodes for sequence in own)
             step.streams_left[owner] = step.left[owner] - (step.left[owner] // 2 if feeds else 0)
@@ -194,19 +194,19 @@ class Shares:
         if not streams:
             return self._max_rows
         bound = len(owners) * min(self._seconds(own) for own in streams)
-        context = _context([sequence for own in owners.values() for sequence in own])
+        context = mean_context([sequence for own in owners.values() for sequence in own])
         counts = range(len(owners), self._max_rows + 1)
         fit = bisect.bisect_right(counts, bound, key=lambda rows: self._cost.forward(rows, context))
         return counts[max(0, fit - 1)]
 
     def _seconds(self, streams: list[Sequence]) -> float:
         """Expected seconds of a step with these streams alone."""
-        return self._cost.forward(sum([sequence.request.copies for sequence in streams]), _context(streams))
+        return self._cost.forward(sum([sequence.request.copies for sequence in streams]), mean_context(streams))
 
     def _watch(self, step: _Step) -> None:
         for owner, own in step.owners.items():
             streams = _streams(own)
-            if streams and sum(map(_pending, own)) <= step.left.get(owner, self._max_rows):
+            if streams and sum(map(pending_rows, own)) <= step.left.get(owner, self._max_rows):
                 self._paces.know(owner, self._seconds(streams))
                 step.watched[owner] = [(sequence, sequence.progress) for sequence in streams]
 
@@ -241,7 +241,7 @@ def _streams(sequences: Iterable[Sequence]) -> list[Sequence]:
     return [sequence for sequence in sequences if sequence.decodes]
 
 
-def _context(sequences: Seq[Sequence]) -> int:
+def mean_context(sequences: Seq[Sequence]) -> int:
     return sum(len(sequence.tokens) for sequence in sequences) // len(sequences)
 
 
@@ -249,6 +249,6 @@ def _owner(sequence: Sequence) -> str:
     return sequence.request.owner
 
 
-def _pending(sequence: Sequence) -> int:
+def pending_rows(sequence: Sequence) -> int:
     """How many rows the sequence's pending tokens take."""
     return sequence.request.rows_of(sequence.cached, len(sequence.tokens) - sequence.cached)

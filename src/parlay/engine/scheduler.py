@@ -6,6 +6,7 @@ import bisect
 from dataclasses import dataclass, replace
 from functools import partial
 
+from parlay.cost.prompt_rows import prompt_rows
 from parlay.engine import fair_share as shares
 from parlay.engine.moving import Moves
 from parlay.engine.sequence import Sequence
@@ -56,7 +57,7 @@ class Scheduler:
     preempted, so it ends, and the next one is first. All this holds among the requests of one owner: owners share
     places, rows and memory evenly (`parlay.engine.fair_share`). A preempted sequence loses its cache but not its
     tokens: it waits at its old rank, and is then computed again. A decoding sequence commits in each step, however long
-    other prompts are.
+    other prompts are, and the step then reads only so much of them as `prompt_rows` allows.
 
     If the runner takes several forwards at once, `next` picks one group of sequences from those not in flight; all
     groups have the same size. A sequence in flight that is preempted or removed leaves its group. Each group costs
@@ -120,8 +121,9 @@ class Scheduler:
         steps: list[SequenceStep] = []
         failed: list[SequenceStep] = []
         self._start_new_owners(failed)
-        room, preemptions, self._canvas_rows, most = self._limits.max_rows, self.preemptions, 0, self._max_sequences()
+        preemptions, self._canvas_rows, most = self.preemptions, 0, self._max_sequences()
         ordered = self._decoding_first()
+        room = self._rows_of_step(ordered)
         due = self.turns.due(ordered) if self._most_groups == 1 else ordered
         for sequence in self._shares.begin(due, self._clock()):
             rows = self._shares.rows(sequence, room) if len(steps) < most else 0
@@ -173,6 +175,14 @@ class Scheduler:
         rows, context = self._rows_each * len(running), sum(len(each.tokens) for each in running) // len(running)
         saved = self._cost.forward(round(rows), context) - self._cost.forward(-(-round(rows) // most), context)
         return most if saved >= (most - 1) * self._other_seconds else 1
+
+    def rows_between_steps(self, most: int) -> int:
+        """How many rows, at most ``most``, other texts may have in a forward between two steps: less beside streams."""
+        streams = [sequence for sequence in self.running if sequence.decodes]
+        if not streams:
+            return most
+        rows, context = sum(map(shares.pending_rows, streams)), shares.mean_context(streams)
+        return prompt_rows(lambda more: self._cost.forward(max(rows, more), context), most)
 
     def draft_rows(self, limit: int) -> int:
         """How many rows of drafts the step may have, at most ``limit`` less the rows of its canvases."""
@@ -337,6 +347,15 @@ class Scheduler:
         sequence.cached = 0
         sequence.moves = []
         sequence.is_open = False
+
+    def _rows_of_step(self, ordered: list[Sequence]) -> int:
+        """How many rows the step may have, in the order of `_decoding_first`: beside streams fewer for prompts."""
+        most, streams = self._limits.max_rows, [sequence for sequence in ordered if sequence.decodes]
+        rows = sum(map(shares.pending_rows, streams))
+        if not streams or rows >= most or (len(streams) == len(ordered) and not self.waiting):
+            return most
+        context = ordered[len(streams)].cached if len(streams) < len(ordered) else shares.mean_context(streams)
+        return rows + prompt_rows(lambda more: self._cost.forward(rows + more, context), most - rows)
 
     def _decoding_first(self) -> list[Sequence]:
         """The running sequences, those that decode before those in prefill, so that a long prompt delays nobody.

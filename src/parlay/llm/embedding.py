@@ -15,7 +15,7 @@ from parlay.types import Adapter, MachineBusy, Runner, RunnerSpec, Segment
 Pooling = Literal["last", "mean"]
 POOLINGS: tuple[str, ...] = get_args(Pooling)
 ROWS = 512
-"""Rows per forward. Other requests decode between forwards."""
+"""The most rows of a forward. Other requests decode between forwards."""
 _names = itertools.count(1 << 61)
 
 
@@ -91,14 +91,15 @@ class Reading(ABC):
         """Whether all tokens have run."""
         return self._done >= max(len(ids) for ids in self._texts)
 
-    def step(self) -> None:
-        """Run the next tokens of all texts in one forward."""
-        running = [place for place, ids in enumerate(self._texts) if len(ids) > self._done]
-        chunks = {place: tuple(self._texts[place][self._done : self._done + ROWS]) for place in running}
-        self._read(chunks, [len(self._texts[place]) <= self._done + ROWS for place in running])
-        for place in running:
+    def step(self, rows: int = ROWS) -> None:
+        """Run the next tokens of all texts in one forward: ``rows`` in all, but at least one of each text."""
+        left = {place: len(ids) - self._done for place, ids in enumerate(self._texts) if len(ids) > self._done}
+        each = max(left.values()) if sum(left.values()) <= rows else max(1, rows // len(left))
+        chunks = {place: tuple(self._texts[place][self._done : self._done + each]) for place in left}
+        self._read(chunks, [tokens <= each for tokens in left.values()])
+        for place in left:
             self._runner.keep(self._names[place], ())
-        self._done += ROWS
+        self._done += each
 
     @abstractmethod
     def _read(self, chunks: Mapping[int, tuple[int, ...]], last: Sequence[bool]) -> None:

@@ -175,11 +175,11 @@ class Suggestion:
         found = [*self._ended, *self._alive]
         return sorted(found, key=lambda each: -each.score / max(1, len(each.tokens)))[: len(self._job.samples)]
 
-    def step(self) -> None:
-        """Run the next rows of the prompt, or the one row that stands for all drafts."""
+    def step(self, rows: int = ROWS) -> None:
+        """Run the next rows of the prompt, at most ``rows``, or the one row that stands for all drafts."""
         began, prompt = time.perf_counter(), self._request.prompt
         if self._cached < len(prompt) - 1:
-            chunk = prompt[self._cached : -1][:ROWS]
+            chunk = prompt[self._cached : -1][:rows]
             self._runner.forward([self._segment(chunk)._replace(logits_from=len(chunk))])
             self._cached = self._runner.keep(self._name, ())
         else:

@@ -20,6 +20,11 @@ and a key. Numbers of rows are means, so they may be fractions.
 """
 
 
+def forward_seconds(cost: StepCost, rows: int, context: int) -> float:
+    """The seconds of a forward of ``rows`` rows behind ``context`` tokens, as the engine's own estimates have them."""
+    return cost(1, rows, 1, context, rows * context)
+
+
 class RooflineSteps:
     """A `StepCost` from a machine's roofline, fast enough for millions of steps.
 

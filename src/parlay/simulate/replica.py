@@ -12,7 +12,8 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
-from parlay.simulate.costs import StepCost
+from parlay.cost.prompt_rows import prompt_rows
+from parlay.simulate.costs import StepCost, forward_seconds
 from parlay.simulate.drafting import Drafting
 from parlay.simulate.jobs import Job, Lane, ReplicaLimits
 from parlay.simulate.memory import HEADROOM, Memory, paged
@@ -226,7 +227,7 @@ class Replica:
 
     def _take_chunks(self, *, admit: bool) -> list[tuple[Job, int]]:
         """Divide the rows that decoding leaves among prompts: first those already begun, then newly started ones."""
-        room, chunks = self.limits.max_num_batched_tokens - self._decoding, []
+        room, chunks = self._prompt_rows(), []
         for job in self._feeding:
             if room:
                 chunks.append((job, min(room, job.text - job.fed)))
@@ -236,6 +237,15 @@ class Replica:
             chunks.append((job, min(room, job.text - job.fed)))
             room -= chunks[-1][1]
         return chunks
+
+    def _prompt_rows(self) -> int:
+        """How many rows of prompts the next step may have, as the engine's scheduler counts them."""
+        count = self._decoding
+        most = self.limits.max_num_batched_tokens - count
+        if not count or most < 1 or not (self._feeding or self.waiting):
+            return most
+        context = self._feeding[0].fed if self._feeding else self._context // count + 1
+        return prompt_rows(lambda more: forward_seconds(self._cost, count + more, context), most)
 
     def _may_admit(self, job: Job, steps: int = 0) -> bool:
         """Whether the request may start after ``steps`` further steps. Without room it waits until there is more."""

@@ -43,7 +43,9 @@ def in_words(wanted: str) -> WrapValidator:
     return WrapValidator(check)
 
 
-TokenKey = Annotated[str, Field(pattern="^[0-9]{1,9}$"), in_words('a key must be a token id in digits, as "50256"')]
+TokenKey = Annotated[
+    str, Field(pattern="^(0|[1-9][0-9]{0,8})$"), in_words('a key must be a token id in digits, as "50256"')
+]
 """A key of an object that stands for a token."""
 
 WHOLE = BeforeValidator(_whole)
