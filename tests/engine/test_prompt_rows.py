@@ -9,6 +9,7 @@ import pytest
 
 from parlay.engine import Engine, Limits
 from parlay.testing.conformance.stage import Steady
+from parlay.types import NO_SKIP, Output, Segment, Skip
 from tests.engine.test_shares import Watched, request
 from tests.engine.toy_engine import PLAIN
 
@@ -59,3 +60,33 @@ def test_alone_a_prompt_is_read_in_the_largest_steps() -> None:
     while not engine.step():
         pass
     assert max(runner.rows) == Limits().max_rows
+
+
+class Late(Watched):
+    """A forward takes four times as long as ``cost`` expects."""
+
+    def __init__(self, cost: Priced) -> None:
+        super().__init__()
+        self.now, self._cost = 0.0, cost
+
+    def forward(self, segments: list[Segment], taps: tuple[int, ...] = (), skip: Skip = NO_SKIP) -> Output:  # type: ignore[override]
+        self.now += 4 * self._cost.forward(sum(len(segment.pending) for segment in segments), 0)
+        return super().forward(segments, taps, skip)
+
+
+def test_steps_that_take_longer_than_expected_become_smaller() -> None:
+    """As behind a long text, of which costs are learned slowly."""
+    cost = Priced(0.004, 0.002)
+    runner = Late(cost)
+    engine = Engine(runner, cost, Limits(), clock=lambda: runner.now)
+    engine.add(request("stream", "", tokens=2000), PLAIN)
+    engine.step()
+    engine.add(request("long", "", prompt=PROMPT, tokens=2), PLAIN)
+    seconds = []
+    for _ in range(8):
+        began = runner.now
+        engine.step()
+        seconds.append(runner.now - began)
+    assert seconds[0] > 0.9
+    assert 0.2 < seconds[-1] < 0.3
+    assert seconds == sorted(seconds, reverse=True)

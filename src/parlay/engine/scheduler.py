@@ -6,7 +6,7 @@ import bisect
 from dataclasses import dataclass, replace
 from functools import partial
 
-from parlay.cost.prompt_rows import prompt_rows
+from parlay.cost.prompt_rows import PromptRows
 from parlay.engine import fair_share as shares
 from parlay.engine.moving import Moves
 from parlay.engine.sequence import Sequence
@@ -57,7 +57,7 @@ class Scheduler:
     preempted, so it ends, and the next one is first. All this holds among the requests of one owner: owners share
     places, rows and memory evenly (`parlay.engine.fair_share`). A preempted sequence loses its cache but not its
     tokens: it waits at its old rank, and is then computed again. A decoding sequence commits in each step, however long
-    other prompts are, and the step then reads only so much of them as `prompt_rows` allows.
+    other prompts are, and the step then reads only so much of them as `PromptRows` allows.
 
     If the runner takes several forwards at once, `next` picks one group of sequences from those not in flight; all
     groups have the same size. A sequence in flight that is preempted or removed leaves its group. Each group costs
@@ -93,6 +93,7 @@ class Scheduler:
         """Running means over the steps of groups: rows per sequence, and seconds besides the forward."""
         self._in_flight: dict[Sequence, SequenceStep] = {}
         self.turns = Turns(cost)
+        self._prompt_rows, self._began = PromptRows(), clock()
         self._shares = shares.Shares(cost, limits.max_rows, timed=self._most_groups == 1)
 
     @property
@@ -122,10 +123,12 @@ class Scheduler:
         failed: list[SequenceStep] = []
         self._start_new_owners(failed)
         preemptions, self._canvas_rows, most = self.preemptions, 0, self._max_sequences()
+        before, self._began = self._began, self._clock()
+        self._prompt_rows.learn(self._began - before if self.running else 0.0)  # else the engine was idle since
         ordered = self._decoding_first()
         room = self._rows_of_step(ordered)
         due = self.turns.due(ordered) if self._most_groups == 1 else ordered
-        for sequence in self._shares.begin(due, self._clock()):
+        for sequence in self._shares.begin(due, self._began):
             rows = self._shares.rows(sequence, room) if len(steps) < most else 0
             if rows > 0 and sequence.is_open:
                 step = self._step(sequence, rows)
@@ -141,6 +144,7 @@ class Scheduler:
                 steps.append(self._step(admitted, rows))
                 self._shares.take(admitted, steps[-1].rows)
                 room = max(0, room - steps[-1].rows)
+        self._prompt_rows.begin(sum([step.rows for step in steps if not step.sequence.decodes]))
         if not steps and not failed and self.waiting and not self.running and self._has_all_memory():
             failed.append(_failed(self.waiting[0], "the runner refuses memory although nothing else holds any"))
             self.waiting.leave(self.waiting[0])
@@ -182,7 +186,7 @@ class Scheduler:
         if not streams:
             return most
         rows, context = sum(map(shares.pending_rows, streams)), shares.mean_context(streams)
-        return prompt_rows(lambda more: self._cost.forward(max(rows, more), context), most)
+        return self._prompt_rows.within(lambda more: self._cost.forward(max(rows, more), context), most)
 
     def draft_rows(self, limit: int) -> int:
         """How many rows of drafts the step may have, at most ``limit`` less the rows of its canvases."""
@@ -355,7 +359,7 @@ class Scheduler:
         if not streams or rows >= most or (len(streams) == len(ordered) and not self.waiting):
             return most
         context = ordered[len(streams)].cached if len(streams) < len(ordered) else shares.mean_context(streams)
-        return rows + prompt_rows(lambda more: self._cost.forward(rows + more, context), most - rows)
+        return rows + self._prompt_rows.within(lambda more: self._cost.forward(rows + more, context), most - rows)
 
     def _decoding_first(self) -> list[Sequence]:
         """The running sequences, those that decode before those in prefill, so that a long prompt delays nobody.

@@ -12,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
-from parlay.cost.prompt_rows import prompt_rows
+from parlay.cost.prompt_rows import PromptRows
 from parlay.simulate.costs import StepCost, forward_seconds
 from parlay.simulate.drafting import Drafting
 from parlay.simulate.jobs import Job, Lane, ReplicaLimits
@@ -57,6 +57,7 @@ class Replica:
         self._memory = Memory(self.limits.cache_tokens, self._drafting.nodes, self._lanes, self._feeding)
         self._prefixes = Prefixes()
         self._chunks: list[tuple[Job, int]] = []
+        self._prompt_rows = PromptRows()
         self._skipping: list[Job] = []
         self._start = 0.0
         self._planned, self._first, self._growth = 0, 0.0, 0.0
@@ -124,6 +125,7 @@ class Replica:
     def _begin(self, now: float) -> None:
         """Plan the next step, or the equal steps until something changes."""
         self.version += 1
+        self._prompt_rows.learn(now - self._start if self._decoding or self._feeding else 0.0)
         self._start = now
         self._choose_nodes()
         self._chunks = self._take_chunks(admit=not self._make_room())
@@ -227,7 +229,7 @@ class Replica:
 
     def _take_chunks(self, *, admit: bool) -> list[tuple[Job, int]]:
         """Divide the rows that decoding leaves among prompts: first those already begun, then newly started ones."""
-        room, chunks = self._prompt_rows(), []
+        room, chunks = self._room_for_prompts(), []
         for job in self._feeding:
             if room:
                 chunks.append((job, min(room, job.text - job.fed)))
@@ -236,16 +238,17 @@ class Replica:
             job = self._admit()
             chunks.append((job, min(room, job.text - job.fed)))
             room -= chunks[-1][1]
+        self._prompt_rows.begin(sum([rows for _, rows in chunks]))
         return chunks
 
-    def _prompt_rows(self) -> int:
-        """How many rows of prompts the next step may have, as the engine's scheduler counts them."""
+    def _room_for_prompts(self) -> int:
+        """How many rows of prompts the next step may have, by the engine's rule."""
         count = self._decoding
         most = self.limits.max_num_batched_tokens - count
         if not count or most < 1 or not (self._feeding or self.waiting):
             return most
-        context = self._feeding[0].fed if self._feeding else self._context // count + 1
-        return prompt_rows(lambda more: forward_seconds(self._cost, count + more, context), most)
+        depth = self._feeding[0].fed if self._feeding else self._context // count + 1
+        return self._prompt_rows.within(lambda more: forward_seconds(self._cost, count + more, depth), most)
 
     def _may_admit(self, job: Job, steps: int = 0) -> bool:
         """Whether the request may start after ``steps`` further steps. Without room it waits until there is more."""
