@@ -186,7 +186,8 @@ class Scheduler:
         if not streams:
             return most
         rows, context = sum(map(shares.pending_rows, streams)), shares.mean_context(streams)
-        return self._prompt_rows.within(lambda more: self._cost.forward(max(rows, more), context), most)
+        forward = self._cost.forward  # `PromptRows` keeps the function, and self in it would keep the runner alive
+        return self._prompt_rows.within(lambda more: forward(max(rows, more), context), most)
 
     def draft_rows(self, limit: int) -> int:
         """How many rows of drafts the step may have, at most ``limit`` less the rows of its canvases."""
@@ -359,7 +360,8 @@ class Scheduler:
         if not streams or rows >= most or (len(streams) == len(ordered) and not self.waiting):
             return most
         context = ordered[len(streams)].cached if len(streams) < len(ordered) else shares.mean_context(streams)
-        return rows + self._prompt_rows.within(lambda more: self._cost.forward(rows + more, context), most - rows)
+        forward = self._cost.forward
+        return rows + self._prompt_rows.within(lambda more: forward(rows + more, context), most - rows)
 
     def _decoding_first(self) -> list[Sequence]:
         """The running sequences, those that decode before those in prefill, so that a long prompt delays nobody.

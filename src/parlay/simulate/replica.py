@@ -248,7 +248,8 @@ class Replica:
         if not count or most < 1 or not (self._feeding or self.waiting):
             return most
         depth = self._feeding[0].fed if self._feeding else self._context // count + 1
-        return self._prompt_rows.within(lambda more: forward_seconds(self._cost, count + more, depth), most)
+        cost = self._cost
+        return self._prompt_rows.within(lambda more: forward_seconds(cost, count + more, depth), most)
 
     def _may_admit(self, job: Job, steps: int = 0) -> bool:
         """Whether the request may start after ``steps`` further steps. Without room it waits until there is more."""
