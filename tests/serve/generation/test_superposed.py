@@ -67,11 +67,11 @@ def test_drafts_end_when_the_client_leaves(
     steps: list[int] = []
     gone, step = threading.Event(), Suggestion.step
 
-    def watched(self: Suggestion) -> None:
+    def watched(self: Suggestion, rows: int) -> None:
         steps.append(1)
         if len(steps) == 3:
             assert gone.wait(60)
-        step(self)
+        step(self, rows)
 
     monkeypatch.setattr(Suggestion, "step", watched)
     body = json.dumps({"prompt": [PROMPT] * 8, "superposed": True, "max_tokens": 128, "ignore_eos": True}).encode()
