@@ -14,6 +14,14 @@ _NEWEST = 0.5
 _MOST = 8.0
 """The most that counts of this: a step that something else delayed says nothing about the next one."""
 
+Seconds = Callable[[int], float]
+"""Expected seconds of a step by its number of some rows; they do not fall with it."""
+
+
+def most_rows(seconds: Seconds, bound: float, least: int, most: int) -> int:
+    """Return the most rows, from ``least`` to ``most``, that take at most ``bound`` seconds; ``least`` if none do."""
+    return max(least, least - 1 + bisect_right(range(least, most + 1), bound, key=seconds))
+
 
 class PromptRows:
     """Decides how many rows of prompts each step has beside streams.
@@ -24,24 +32,17 @@ class PromptRows:
 
     def __init__(self) -> None:
         self._slower, self._expected = 1.0, 0.0
-        self._seconds: Callable[[int], float] | None = None
 
-    def within(self, seconds: Callable[[int], float], most: int) -> int:
-        """Return how many rows, from 1 to ``most``.
+    def within(self, seconds: Seconds, most: int) -> int:
+        """Return how many rows of prompts, from 1 to ``most``, a step may have. ``seconds`` is by these rows."""
+        return most_rows(seconds, max(LONGEST / self._slower, TIMES * seconds(0)), 1, most)
 
-        ``seconds`` predicts a step's seconds with so many rows of prompts, and does not fall.
-        """
-        self._seconds = seconds
-        bound = max(LONGEST / self._slower, TIMES * seconds(0))
-        return max(1, bisect_right(range(1, most + 1), bound, key=seconds))
-
-    def begin(self, rows: int) -> None:
-        """Note that a step with so many rows of prompts begins now."""
-        self._expected = self._seconds(rows) if self._seconds is not None and rows else 0.0
+    def begin(self, expected: float) -> None:
+        """Note that a step begins. ``expected``: its seconds; 0 unless it reads prompts beside streams."""
+        self._expected = expected
 
     def learn(self, seconds: float) -> None:
-        """Learn that the last step took ``seconds``. This has no effect unless it had prompts beside streams."""
-        self._seconds = None
+        """Learn that the last step took ``seconds``. This has no effect unless something was expected of it."""
         if self._expected:
             ratio = min(_MOST, max(1.0, seconds / self._expected))
             self._slower += _NEWEST * (ratio - self._slower)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from parlay.cost.prompt_rows import most_rows
 from parlay.engine.owner_latency import Paces
 from parlay.engine.sequence import Sequence
 from parlay.engine.tally import plausible
@@ -195,9 +196,7 @@ class Shares:
             return self._max_rows
         bound = len(owners) * min(self._seconds(own) for own in streams)
         context = mean_context([sequence for own in owners.values() for sequence in own])
-        counts = range(len(owners), self._max_rows + 1)
-        fit = bisect.bisect_right(counts, bound, key=lambda rows: self._cost.forward(rows, context))
-        return counts[max(0, fit - 1)]
+        return most_rows(lambda rows: self._cost.forward(rows, context), bound, len(owners), self._max_rows)
 
     def _seconds(self, streams: list[Sequence]) -> float:
         """Expected seconds of a step with these streams alone."""

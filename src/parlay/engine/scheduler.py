@@ -6,7 +6,7 @@ import bisect
 from dataclasses import dataclass, replace
 from functools import partial
 
-from parlay.cost.prompt_rows import PromptRows
+from parlay.cost.prompt_rows import PromptRows, Seconds
 from parlay.engine import fair_share as shares
 from parlay.engine.moving import Moves
 from parlay.engine.sequence import Sequence
@@ -125,8 +125,9 @@ class Scheduler:
         preemptions, self._canvas_rows, most = self.preemptions, 0, self._max_sequences()
         before, self._began = self._began, self._clock()
         self._prompt_rows.learn(self._began - before if self.running else 0.0)  # else the engine was idle since
-        ordered = self._decoding_first()
-        room = self._rows_of_step(ordered)
+        decoding, feeding = self._by_phase()
+        ordered = decoding + feeding
+        room, expected = self._rows_of_step(decoding, feeding)
         due = self.turns.due(ordered) if self._most_groups == 1 else ordered
         for sequence in self._shares.begin(due, self._began):
             rows = self._shares.rows(sequence, room) if len(steps) < most else 0
@@ -144,7 +145,8 @@ class Scheduler:
                 steps.append(self._step(admitted, rows))
                 self._shares.take(admitted, steps[-1].rows)
                 room = max(0, room - steps[-1].rows)
-        self._prompt_rows.begin(sum([step.rows for step in steps if not step.sequence.decodes]))
+        if expected is not None and (read := sum([step.rows for step in steps if not step.sequence.decodes])):
+            self._prompt_rows.begin(expected(read))
         if not steps and not failed and self.waiting and not self.running and self._has_all_memory():
             failed.append(_failed(self.waiting[0], "the runner refuses memory although nothing else holds any"))
             self.waiting.leave(self.waiting[0])
@@ -186,8 +188,7 @@ class Scheduler:
         if not streams:
             return most
         rows, context = sum(map(shares.pending_rows, streams)), shares.mean_context(streams)
-        forward = self._cost.forward  # `PromptRows` keeps the function, and self in it would keep the runner alive
-        return self._prompt_rows.within(lambda more: forward(max(rows, more), context), most)
+        return self._prompt_rows.within(lambda more: self._cost.forward(max(rows, more), context), most)
 
     def draft_rows(self, limit: int) -> int:
         """How many rows of drafts the step may have, at most ``limit`` less the rows of its canvases."""
@@ -353,26 +354,26 @@ class Scheduler:
         sequence.moves = []
         sequence.is_open = False
 
-    def _rows_of_step(self, ordered: list[Sequence]) -> int:
-        """How many rows the step may have, in the order of `_decoding_first`: beside streams fewer for prompts."""
-        most, streams = self._limits.max_rows, [sequence for sequence in ordered if sequence.decodes]
-        rows = sum(map(shares.pending_rows, streams))
-        if not streams or rows >= most or (len(streams) == len(ordered) and not self.waiting):
-            return most
-        context = ordered[len(streams)].cached if len(streams) < len(ordered) else shares.mean_context(streams)
-        forward = self._cost.forward
-        return rows + self._prompt_rows.within(lambda more: forward(rows + more, context), most - rows)
+    def _rows_of_step(self, decoding: list[Sequence], feeding: list[Sequence]) -> tuple[int, Seconds | None]:
+        """How many rows the step may have and, beside streams, its expected seconds by the rows of prompts in it."""
+        most, rows = self._limits.max_rows, sum(map(shares.pending_rows, decoding))
+        if not decoding or rows >= most or not (feeding or self.waiting):
+            return most, None
+        context = feeding[0].cached if feeding else shares.mean_context(decoding)
 
-    def _decoding_first(self) -> list[Sequence]:
-        """The running sequences, those that decode before those in prefill, so that a long prompt delays nobody.
+        def expected(more: int) -> float:
+            return self._cost.forward(rows + more, context)
+
+        return rows + self._prompt_rows.within(expected, most - rows), expected
+
+    def _by_phase(self) -> tuple[list[Sequence], list[Sequence]]:
+        """The running sequences that decode, which go first so that a long prompt delays nobody, and those in prefill.
 
         Sequences in flight are left out.
         """
         running = [one for one in self.running if one not in self._in_flight] if self._in_flight else self.running
         decoding = [one for one in running if one.decodes]
-        if len(decoding) < len(running):
-            decoding += [sequence for sequence in running if not sequence.decodes]
-        return decoding
+        return decoding, [one for one in running if not one.decodes] if len(decoding) < len(running) else []
 
 
 def _rank(patience: int, sequence: Sequence) -> tuple[int, int]:

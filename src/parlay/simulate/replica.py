@@ -12,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
-from parlay.cost.prompt_rows import PromptRows
+from parlay.cost.prompt_rows import PromptRows, Seconds
 from parlay.simulate.costs import StepCost, forward_seconds
 from parlay.simulate.drafting import Drafting
 from parlay.simulate.jobs import Job, Lane, ReplicaLimits
@@ -229,7 +229,8 @@ class Replica:
 
     def _take_chunks(self, *, admit: bool) -> list[tuple[Job, int]]:
         """Divide the rows that decoding leaves among prompts: first those already begun, then newly started ones."""
-        room, chunks = self._room_for_prompts(), []
+        chunks: list[tuple[Job, int]] = []
+        room, expected = self._room_for_prompts()
         for job in self._feeding:
             if room:
                 chunks.append((job, min(room, job.text - job.fed)))
@@ -238,18 +239,22 @@ class Replica:
             job = self._admit()
             chunks.append((job, min(room, job.text - job.fed)))
             room -= chunks[-1][1]
-        self._prompt_rows.begin(sum([rows for _, rows in chunks]))
+        if expected is not None and chunks:
+            self._prompt_rows.begin(expected(sum([rows for _, rows in chunks])))
         return chunks
 
-    def _room_for_prompts(self) -> int:
-        """How many rows of prompts the next step may have, by the engine's rule."""
+    def _room_for_prompts(self) -> tuple[int, Seconds | None]:
+        """How many rows of prompts the next step may have, and what the engine expects of it: its scheduler's rule."""
         count = self._decoding
         most = self.limits.max_num_batched_tokens - count
         if not count or most < 1 or not (self._feeding or self.waiting):
-            return most
+            return most, None
         depth = self._feeding[0].fed if self._feeding else self._context // count + 1
-        cost = self._cost
-        return self._prompt_rows.within(lambda more: forward_seconds(cost, count + more, depth), most)
+
+        def expected(more: int) -> float:
+            return forward_seconds(self._cost, count + more, depth)
+
+        return self._prompt_rows.within(expected, most), expected
 
     def _may_admit(self, job: Job, steps: int = 0) -> bool:
         """Whether the request may start after ``steps`` further steps. Without room it waits until there is more."""
