@@ -23,10 +23,11 @@ from typing import Any
 
 from benchmarks.commands import RESULTS, one_line_errors
 from benchmarks.options import command_parser
-from benchmarks.pages import about, table
+from benchmarks.pages import about, shown, table
 from benchmarks.serving.served import served
 from parlay.bench.provenance import provenance
 from parlay.bench.records import PLAIN
+from parlay.bench.summary import Spread
 from parlay.cli.race_prompts import EDIT, PROSE
 from parlay.strategies.entry import DEFAULT_STRATEGY
 
@@ -163,7 +164,7 @@ def _line(model: str, strategy: str, own: Sequence[Round]) -> tuple[str, ...]:
 
 
 def _shown(values: Sequence[float], places: int = 2) -> str:
-    return f"{median(values):.{places}f} ({min(values):.{places}f}-{max(values):.{places}f})"
+    return shown(Spread.of(values), places)
 
 
 @one_line_errors("serving.fairness")

@@ -21,10 +21,11 @@ from typing import Any
 
 from benchmarks.commands import RESULTS, one_line_errors
 from benchmarks.options import command_parser
-from benchmarks.pages import about, table
+from benchmarks.pages import about, shown, table
 from benchmarks.serving.served import served
 from parlay.bench.provenance import provenance
 from parlay.bench.records import PLAIN
+from parlay.bench.summary import Spread
 from parlay.strategies.entry import DEFAULT_STRATEGY
 
 STRATEGIES = (PLAIN, DEFAULT_STRATEGY)
@@ -93,15 +94,18 @@ def read_prompt(address: str, strategy: str) -> tuple[float, float, int]:
 
 
 def measure(address: str, strategy: str) -> Round:
+    """Measure one round. Raises ValueError if the stream ends before the prompt is read."""
     began, ended, prompt = read_prompt(address, strategy)
     alone = ended - began
     connection, reply = ask(address, strategy, "Once upon a time", max_tokens=TOKENS, stream=True)
     streamed = Streamed()
     reader = threading.Thread(target=streamed.read, args=(reply,))
     reader.start()
-    while len(streamed.events) < 10:
+    while len(streamed.events) < 10 and reader.is_alive():
         time.sleep(0.01)
     began, ended, _ = read_prompt(address, strategy)
+    if not reader.is_alive():
+        raise ValueError("the stream ended before the prompt was read: take a model with a longer context")
     pause, tokens = streamed.between(began, ended)
     streamed.over = True
     reader.join()
@@ -123,13 +127,16 @@ def page(header: dict[str, Any], done: Sequence[Round]) -> str:
     for strategy in STRATEGIES:
         own = [one for one in done if one.strategy == strategy]
         times = [[one.alone for one in own], [one.beside for one in own], [one.pause for one in own]]
-        lines.append((strategy, str(own[0].prompt), *map(_shown, times), f"{median([one.tokens for one in own]):g}"))
+        lines.append(
+            (
+                strategy,
+                str(own[0].prompt),
+                *(shown(Spread.of(each)) for each in times),
+                f"{median([one.tokens for one in own]):g}",
+            )
+        )
     head = ("strategy", "prompt", "alone, s", "beside, s", "pause, s", "tokens")
     return "\n".join(["# A long prompt beside a stream", "", about(header), "", HOW, "", *table(head, lines)])
-
-
-def _shown(values: Sequence[float]) -> str:
-    return f"{median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
 
 
 @one_line_errors("serving.long_prompt")

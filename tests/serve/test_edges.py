@@ -113,7 +113,7 @@ def test_values_are_refused_in_words(client: TestClient) -> None:
     error = client.post(CHAT, json={"messages": [USER], "tools": [tool]}).json()["error"]
     assert error["message"] == "tools[0].function.name must have 1 to 64 letters, digits, _ or -"
     error = client.post(CHAT, json={"messages": [USER], "logit_bias": {"the": 1}}).json()["error"]
-    wanted = 'a key must be a token id in digits, as "50256"'
+    wanted = 'a key must be a token id in digits, as "50256" and not "050256"'
     assert (error["message"], error["param"]) == (f"logit_bias.the: {wanted}", "logit_bias.the")
 
 

@@ -48,6 +48,7 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
     ({"prediction": {"type": "content", "content": 1}}, "prediction.content"),
     ({"logit_bias": {"5": "x"}}, "logit_bias.5"),
+    ({"logit_bias": {"5": 1, "05": 2}}, "logit_bias.05"),
     ({"logit_bias": {"999999": 1}}, "logit_bias"),
     ({"strategy": "no-such"}, "strategy"),
     ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),

@@ -359,7 +359,7 @@ class Scheduler:
         most, rows = self._limits.max_rows, sum(map(shares.pending_rows, decoding))
         if not decoding or rows >= most or not (feeding or self.waiting):
             return most, None
-        context = feeding[0].cached if feeding else shares.mean_context(decoding)
+        context = shares.mean_context(decoding + feeding[:1])  # as the engine counts it when it records the step
 
         def expected(more: int) -> float:
             return self._cost.forward(rows + more, context)

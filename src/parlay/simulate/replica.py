@@ -249,10 +249,11 @@ class Replica:
         most = self.limits.max_num_batched_tokens - count
         if not count or most < 1 or not (self._feeding or self.waiting):
             return most, None
-        depth = self._feeding[0].fed if self._feeding else self._context // count + 1
+        fed = [self._feeding[0].text] if self._feeding else []
+        context = (self._context + sum(fed)) // (count + len(fed))
 
         def expected(more: int) -> float:
-            return forward_seconds(self._cost, count + more, depth)
+            return forward_seconds(self._cost, count + more, context)
 
         return self._prompt_rows.within(expected, most), expected
 

@@ -44,7 +44,9 @@ def in_words(wanted: str) -> WrapValidator:
 
 
 TokenKey = Annotated[
-    str, Field(pattern="^(0|[1-9][0-9]{0,8})$"), in_words('a key must be a token id in digits, as "50256"')
+    str,
+    Field(pattern="^(0|[1-9][0-9]{0,8})$"),
+    in_words('a key must be a token id in digits, as "50256" and not "050256"'),
 ]
 """A key of an object that stands for a token."""
 
