@@ -1,7 +1,7 @@
 """Measures how long a stream pauses while the server reads another request's long prompt.
 
-python -m benchmarks.serving.long_prompt --model FILE.gguf            # writes results/long-prompt.md
-python -m benchmarks.serving.long_prompt --model FILE.gguf --quick    # one round, to see that it works
+python -m benchmarks.serving.long_prompt --model smollm2-135m FILE.gguf   # writes results/long-prompt.md
+python -m benchmarks.serving.long_prompt --model smollm2-135m --quick     # one round, to see that it works
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from http.client import HTTPConnection, HTTPResponse
@@ -40,6 +40,7 @@ _salts = count()
 class Round:
     """Seconds to read the prompt alone and beside a stream; that stream's longest pause and its tokens meanwhile."""
 
+    model: str
     strategy: str
     prompt: int
     alone: float
@@ -93,7 +94,7 @@ def read_prompt(address: str, strategy: str) -> tuple[float, float, int]:
     return began, time.perf_counter(), used["prompt_tokens"]
 
 
-def measure(address: str, strategy: str) -> Round:
+def measure(address: str, model: str, strategy: str) -> Round:
     """Measure one round. Raises ValueError if the stream ends before the prompt is read."""
     began, ended, prompt = read_prompt(address, strategy)
     alone = ended - began
@@ -110,7 +111,7 @@ def measure(address: str, strategy: str) -> Round:
     streamed.over = True
     reader.join()
     connection.close()
-    return Round(strategy, prompt, alone, ended - began, pause, tokens)
+    return Round(model, strategy, prompt, alone, ended - began, pause, tokens)
 
 
 HOW = (
@@ -121,42 +122,52 @@ HOW = (
 )
 
 
+def rounds(source: str, count: int) -> Iterator[Round]:
+    """Yield all rounds on one model, with the strategies in turn."""
+    with served(source) as url:
+        for _ in range(count):
+            for strategy in STRATEGIES:
+                yield measure(url.removeprefix("http://"), Path(source).stem, strategy)
+
+
 def page(header: dict[str, Any], done: Sequence[Round]) -> str:
     """Write the page."""
-    lines = []
-    for strategy in STRATEGIES:
-        own = [one for one in done if one.strategy == strategy]
-        times = [[one.alone for one in own], [one.beside for one in own], [one.pause for one in own]]
-        lines.append(
-            (
-                strategy,
-                str(own[0].prompt),
-                *(shown(Spread.of(each)) for each in times),
-                f"{median([one.tokens for one in own]):g}",
-            )
-        )
-    head = ("strategy", "prompt", "alone, s", "beside, s", "pause, s", "tokens")
+    head = ("model", "strategy", "prompt", "alone, s", "beside, s", "pause, s", "tokens")
+    lines = [
+        _line([one for one in done if (one.model, one.strategy) == (model, strategy)])
+        for model, strategy in dict.fromkeys((one.model, one.strategy) for one in done)
+    ]
     return "\n".join(["# A long prompt beside a stream", "", about(header), "", HOW, "", *table(head, lines)])
+
+
+def _line(own: Sequence[Round]) -> tuple[str, ...]:
+    times = [one.alone for one in own], [one.beside for one in own], [one.pause for one in own]
+    return (
+        own[0].model,
+        own[0].strategy,
+        str(own[0].prompt),
+        *(shown(Spread.of(each)) for each in times),
+        f"{median([one.tokens for one in own]):g}",
+    )
 
 
 @one_line_errors("serving.long_prompt")
 def main(arguments: list[str] | None = None) -> int:
     """Run the command."""
     parser = command_parser("serving.long_prompt", HOW)
-    parser.add_argument("--model", required=True, help="the model that the server serves")
+    parser.add_argument("--model", required=True, nargs="+", help="the models to serve, one after the other")
     parser.add_argument("--rounds", type=int, default=3, help="number of rounds (default: 3)")
     parser.add_argument("--quick", action="store_true", help="run one round, and write no page")
     parser.add_argument("--out", type=Path, default=RESULTS / "long-prompt.md", metavar="FILE")
     options = parser.parse_args(arguments)
     done: list[Round] = []
-    with served(options.model) as url:
-        address = url.removeprefix("http://")
-        for _ in range(1 if options.quick else options.rounds):
-            for strategy in STRATEGIES:
-                done.append(measure(address, strategy))
-                print(json.dumps(asdict(done[-1])), flush=True)
+    for source in options.model:
+        for one in rounds(source, 1 if options.quick else options.rounds):
+            done.append(one)
+            print(json.dumps(asdict(one)), flush=True)
     if not options.quick:
-        header = provenance(f"python -m benchmarks.serving.long_prompt --model {Path(options.model).name}")
+        names = " ".join(Path(source).name for source in options.model)
+        header = provenance(f"python -m benchmarks.serving.long_prompt --model {names}")
         options.out.write_text(page(header, done), encoding="utf-8")
         result = header | {"rounds": [asdict(one) for one in done]}
         options.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
