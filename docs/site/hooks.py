@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from reference import GENERATORS  # noqa: E402  (a folder beside this file)
 
 LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)\s]*)?\))")
-WHOLE_FILE = re.compile(r'\A--8<-- "(\w+\.md)"\n*\Z')
-"""A page that is nothing but a file of the root, such as CHANGELOG.md."""
+WHOLE_FILE = re.compile(r"\A<!-- whole file: (\w+\.md) -->")
+"""How a page begins that shows a file of the root, such as CHANGELOG.md. On GitHub the page is a link to the file."""
 GENERATED = re.compile(r"^<!-- generated: ([\w-]+)(?: ([^>]*?))? -->$", re.MULTILINE)
 """Where a page has a part that is made from the package: a name of `GENERATORS`, and words for it."""
 SHORT_CODE = re.compile(r"<td><code>([^<]{1,26})</code>")

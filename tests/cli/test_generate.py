@@ -186,6 +186,13 @@ def test_a_system_message_implies_chat(cli: Cli) -> None:
     assert plain < chat < system
 
 
+def test_minus_one_writes_until_the_context_is_full(cli: Cli) -> None:
+    """`-n -1` means what it means in llama.cpp."""
+    words = ("--max-model-len", "48", "--ignore-eos", "--json")
+    found = json.loads(cli("generate", PROMPT, *MINI, "-n", "-1", *words).out)["metrics"]
+    assert found["prompt_tokens"] + found["completion_tokens"] == 48
+
+
 def test_no_tokens_is_an_empty_text_and_no_failure(cli: Cli) -> None:
     result = cli("generate", PROMPT, *MINI, "--max-tokens", "0")
     assert (result.code, result.out) == (0, "")

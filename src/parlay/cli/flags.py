@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from parlay.strategies.spelling import StrategySpec
 
 SAMPLING_HELP = {
-    "max_tokens": "most tokens to write; -n is short for it, as in llama.cpp",
+    "max_tokens": "most tokens to write; -1: until the model ends; -n is short for it, as in llama.cpp",
     "temperature": "0: always the likeliest token (greedy); 1: sample the model's own distribution",
     "top_k": "sample only from the N likeliest tokens; 0: from all",
     "top_p": "sample only from the likeliest tokens that together have this probability (nucleus)",
@@ -368,6 +368,8 @@ def sampling_params(options: argparse.Namespace, defaults: Mapping[str, object] 
     without effect."""
     values = vars(options)
     chosen = {field.name: values[field.name] for field in _sampling_fields() if field.name in values}
+    if chosen.get("max_tokens") == -1:
+        chosen["max_tokens"] = None
     params = SamplingParams(**{**defaults, **chosen})
     if params.negative_prompt is not None and params.guidance_scale == 1:
         raise UsageError(

@@ -161,7 +161,7 @@ def _check_template(options: argparse.Namespace, llm: LLM, prompt: object) -> No
     if not isinstance(prompt, str) and not (llm.tokenizer and llm.tokenizer.chat_template):
         raise ValueError(
             f"{options.model} has no chat template: remove --chat and --system, or name a tokenizer with one by "
-            "with --tokenizer"
+            "--tokenizer"
         )
 
 
