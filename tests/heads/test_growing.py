@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -44,8 +45,15 @@ _PROMPTS = [
 ]
 
 
+_REPEATING = [TokensPrompt(prompt_token_ids=random.Random(size).choices(range(1, 6), k=size)) for size in (12, 90, 150)]
+
+
 def drafts_of(
-    model: Path, strategy: str, monkeypatch: pytest.MonkeyPatch, temperatures: Sequence[float] = (0, 0, 0)
+    model: Path,
+    strategy: str,
+    monkeypatch: pytest.MonkeyPatch,
+    temperatures: Sequence[float] = (0, 0, 0),
+    prompts: Sequence[TokensPrompt] = _PROMPTS,
 ) -> list[Draft]:
     """All drafts of three requests that decode together."""
     params = [SamplingParams(temperature=each, max_tokens=12, seed=5) for each in temperatures]
@@ -62,7 +70,7 @@ def drafts_of(
         LLM(str(model), tokenizer=toy_tokenizer(VOCAB_SIZE), dtype="float32", device="cpu") as llm,
     ):
         patched.setattr(Eagle3, "propose", recorded)
-        llm.generate(_PROMPTS, params, strategy=strategy)
+        llm.generate(prompts, params, strategy=strategy)
     return found
 
 
@@ -99,6 +107,22 @@ def test_one_call_grows_the_trees_that_levels_do(
     assert [draft.tree for draft in at_once] == [draft.tree for draft in by_level]
     for one, other in zip(at_once, by_level, strict=True):
         assert one.scores == pytest.approx(other.scores, rel=1e-4)
+
+
+@pytest.mark.parametrize("temperatures", [GREEDY, SAMPLED])
+def test_one_call_favours_the_copies_that_levels_do(
+    temperatures: tuple[float, ...], *, model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In texts of five tokens, whose copies have many places and agree in one token to eight."""
+    strategy = f"eagle3:head={folder},policy=fixed,k=12,width=3,depth=5,min_p=0.0"
+    at_once = drafts_of(model, strategy, monkeypatch, temperatures, _REPEATING)
+    without = drafts_of(model, f"{strategy},copies=false", monkeypatch, temperatures, _REPEATING)
+    monkeypatch.setattr(NativeRunner, "grows", False)
+    by_level = drafts_of(model, strategy, monkeypatch, temperatures, _REPEATING)
+    assert [draft.tree for draft in at_once] == [draft.tree for draft in by_level]
+    for one, other in zip(at_once, by_level, strict=True):
+        assert one.scores == pytest.approx(other.scores, rel=1e-4)
+    assert [draft.tree for draft in at_once] != [draft.tree for draft in without]
 
 
 def test_what_does_not_run_could_not_have_been_drafted(

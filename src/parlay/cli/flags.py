@@ -41,16 +41,8 @@ SAMPLING_HELP = {
     "negative_prompt": "text that --guidance-scale moves away from; in a chat a system message (default: last token)",
 }
 PYTHON_ONLY = frozenset(
-    {
-        "n",
-        "logit_bias",
-        "bad_words",
-        "allowed_token_ids",
-        "truncate_prompt_tokens",
-        "logits_processors",
-        "stop_token_ids",
-    }
-    | {"logprobs", "prompt_logprobs", "logprobs_mode", "structured_outputs"}
+    {"n", "logit_bias", "bad_words", "allowed_token_ids", "truncate_prompt_tokens", "logits_processors"}
+    | {"stop_token_ids", "logprobs", "prompt_logprobs", "logprobs_mode", "structured_outputs"}
 )
 """Fields of SamplingParams without a flag."""
 DEFAULTS: Mapping[str, object] = {"max_tokens": 256, "temperature": 0.0}

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 from parlay.options import Options, option
 
-DRAFT_MODEL = "draft-model"
-MERGED_DRAFTS = "merged-drafts"
-SEQUOIA = "sequoia"
+DRAFT_MODEL, MERGED_DRAFTS, SEQUOIA = "draft-model", "merged-drafts", "sequoia"
 
 MIN_P, MIN_P_HELP = 0.1, "stop where the probability of the drafted path falls below this"
 
@@ -331,6 +329,13 @@ class DynamicTreeOptions(HeadOptions):
     width: int = option(4, "nodes per forward of the head, and children of each", low=1, high=64)
     depth: int = option(6, "maximum levels of a tree", low=1, high=32)
     min_p: float = option(0.02, "do not grow paths of lower probability", low=0, high=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3Options(DynamicTreeOptions):
+    """Options of EAGLE-3: its trees, and whether they also repeat the text."""
+
+    copies: bool = option(True, "favour tokens that followed the same tokens earlier in the text; the paper does not")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -208,12 +209,17 @@ class GrownTree(NamedTuple):
         return tuple(path)
 
 
+NO_TEXT = array("i")
+
+
 class TreeRequest(NamedTuple):
     """A request for a draft of one text, of at most ``nodes`` nodes.
 
     For a sampled request it has the temperature, the truncation, and the noise stream of each level's tokens.
     ``unread`` are tokens of the text that the LM head should have, if it has slots for the newest ones; only requests
-    with the same ``salt`` draft them. Nothing grows below ``ends``, the tokens that end the text.
+    with the same ``salt`` draft them. Nothing grows below ``ends``, the tokens that end the text. ``text``, int32, has
+    the text's tokens so far if those that followed the same tokens in it are to be favoured; it must not change while
+    the draft grows.
     """
 
     nodes: int
@@ -225,6 +231,7 @@ class TreeRequest(NamedTuple):
     unread: Sequence[int] = ()
     salt: str = ""
     ends: Collection[int] = ()
+    text: array[int] = NO_TEXT
 
 
 class HeadRows(NamedTuple):

@@ -11,10 +11,13 @@
  *
  * Between two levels one thread takes the candidates and lays out the next level. All levels use the same arrays; only what a
  * late thread may still read of a level (batch, tiles, segments) has memory of its own.
+ *
+ * A draft may also favour what followed the same tokens earlier in its text; see copies.h.
  */
 #ifndef PARLAY_GROW_H
 #define PARLAY_GROW_H
 
+#include "copies.h"
 #include "draw.h"
 #include "forward.h"
 
@@ -202,6 +205,29 @@ static void hide_others(const Levels *levels, int64_t segment, float *logits)
         if (growth->tenants[i] && growth->tenants[i] != growth->asking[segment]) slots[i] = -INFINITY;
 }
 
+/* Writes the last tokens above a row's children, the latest first: those of its path, then of its text. Returns how many. */
+static int64_t last_tokens(const Growth *growth, const Grown *tree, int64_t segment, int64_t above, int32_t *last)
+{
+    int64_t known = 0;
+    for (; above >= 0 && known < MOST_SAME; above = tree->all[above].parent) last[known++] = (int32_t)tree->all[above].token;
+    for (int64_t at = growth->lengths[segment] - 1; at >= 0 && known < MOST_SAME; at--)
+        last[known++] = growth->texts[segment][at];
+    return known;
+}
+
+/* Raises the chance of the copy below a row, if its text has one. */
+static void favour_copy(const Levels *levels, const Grown *tree, int64_t above, float *logits)
+{
+    const Growth *growth = levels->growth;
+    int64_t segment = tree - levels->trees;
+    int32_t last[MOST_SAME];
+    Copy copy;
+    if (!growth->lengths || !growth->lengths[segment]) return;
+    int64_t known = last_tokens(growth, tree, segment, above, last);
+    if (find_copy(growth->texts[segment], growth->lengths[segment], last, known, &copy))
+        raise_copy(&copy, growth->tokens, logits, levels->model->vocab);
+}
+
 /* Takes the candidates below all rows of the latest level. */
 static void offer_all(const Levels *levels, const Level *latest)
 {
@@ -210,9 +236,11 @@ static void offer_all(const Levels *levels, const Level *latest)
         tree->latest = tree->offered;
         for (int64_t i = 0; i < (tree->newest ? tree->newest : 1); i++) {
             float *logits = levels->logits + (tree->logits + i) * levels->model->vocab;
+            int64_t above = tree->newest ? tree->ran[tree->count - tree->newest + i] : -1;
             hide_others(levels, tree - levels->trees, logits);
+            favour_copy(levels, tree, above, logits);
             Guesses own = guesses_of(levels, tree - levels->trees, latest - levels->level, logits);
-            offer(levels->growth, tree, tree->newest ? tree->ran[tree->count - tree->newest + i] : -1, &own);
+            offer(levels->growth, tree, above, &own);
         }
     }
 }

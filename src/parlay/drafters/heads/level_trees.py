@@ -13,6 +13,7 @@ from torch import Tensor
 
 from parlay.drafters.draft_models.guesses import Guess
 from parlay.drafters.draft_models.static_trees import FilledTree, StaticTree
+from parlay.drafters.heads.copies import raise_copies
 from parlay.sampling import noise, select
 from parlay.types import NO_DRAFT, Draft, SequenceView, Tree
 
@@ -199,15 +200,19 @@ class Guessing:
     guessed. A token's probability is the softmax of the head's logits plus temperature times noise. It is as accurate
     as the head's logits, at any temperature; without noise it is the head's own probability. Penalties and truncation
     are left to the target.
+
+    With ``copies``, tokens that followed the same tokens earlier in the text are favoured.
     """
 
-    def __init__(self, ids_D: Tensor) -> None:
-        self._ids_D = ids_D
+    def __init__(self, ids_D: Tensor, *, copies: bool = False) -> None:
+        self._ids_D, self._copies = ids_D, copies
 
     def best(
         self, logits_RD: Tensor, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], width: int
     ) -> list[list[Guess]]:
-        """For each row, the ``width`` likeliest tokens and their probabilities."""
+        """For each row, the ``width`` likeliest tokens and their probabilities. The logits may change."""
+        if self._copies:
+            raise_copies(logits_RD, self._ids_D, [view.tokens for view in views], paths)
         noisy_RD = self._with_noise(logits_RD, views, paths)
         if width == 1:  # a much faster way
             top_R, best_R = select.argmax(noisy_RD)

@@ -10,6 +10,7 @@ its token, and the next turn of a conversation would find none of them in the he
 from __future__ import annotations
 
 import uuid
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -53,6 +54,8 @@ class HeadSequence:
     """Features that were observed although those of some tokens before them are missing."""
     shown: int = 0
     """How many tokens, from the first, were `WaitingRows.unread` before."""
+    ids: array[int] = field(default_factory=lambda: array("i"))
+    """The tokens of the last proposal's text, for the compiled decoder."""
 
     @property
     def known(self) -> int:
@@ -142,6 +145,7 @@ class HeadSequences:
         state = self._states.pop(view.sequence, None) or self._open(view)
         self._states[view.sequence] = state
         agreed = min(state.text.agree(view.tokens), len(view.tokens) - 1)
+        del state.ids[agreed:]
         if agreed < len(state.text.tokens):
             sound = max(agreed - 1, 0)  # the row of token p reads token p + 1
             if state.ran > sound:
@@ -242,6 +246,7 @@ class WaitingRows:
     """One sequence's rows that must run first, the root's last: their tokens, and the target's features.
 
     ``unread`` are the tokens of the text that earlier calls did not have, for LM heads that list the newest ones.
+    ``text`` has all tokens, until the sequence's next proposal.
     """
 
     view: SequenceView
@@ -250,6 +255,7 @@ class WaitingRows:
     features: Sequence[PickedRows]
     make_inputs: Inputs
     unread: Sequence[int]
+    text: array[int]
 
     @property
     def name(self) -> int:
@@ -342,4 +348,5 @@ class TextRows:
         pending = tuple(view.tokens[state.ran + 1 : state.ran + 1 + waiting])
         unread = view.tokens[state.shown :]
         state.shown = len(view.tokens)
-        return WaitingRows(view, state, pending, state.waiting.first(waiting), self._inputs, unread)
+        state.ids.extend(view.tokens[len(state.ids) :])
+        return WaitingRows(view, state, pending, state.waiting.first(waiting), self._inputs, unread, state.ids)

@@ -142,7 +142,7 @@ class GrowthCall:
         laid, features = lay_out_texts(work.places), NO_FEATURES
         if growth.head is not None:
             features = FeatureRows.of(growth.head.first, growth.head.features, rows)
-        given, (ids, call_features, budgets, ends, ends_from, asking) = _one_behind_the_other(
+        given, (ids, call_features, budgets, ends, ends_from, asking, texts, lengths) = _one_behind_the_other(
             work.ids, features.addresses, *_columns(requests)
         )
         wanted, samplings = array("i", work.wanted), (structs.Sampling * segments)(*map(_sampling, requests))
@@ -156,6 +156,7 @@ class GrowthCall:
         if newest is not None:
             call.slots, call.tenants, call.asking = newest.slots, newest.tenants_S.data_ptr(), asking
         call.budgets, call.ends, call.ends_from = budgets, ends, ends_from
+        call.texts, call.lengths = texts, lengths
         streams = _streams(requests, growth.levels)
         call.samplings, call.streams = ctypes.addressof(samplings), streams.buffer_info()[0]
         grown = GrownTrees.of(segments, most)
@@ -163,7 +164,7 @@ class GrowthCall:
         if beside:
             call.stop = ctypes.addressof(stopped)
         call.memory = space.at_least(core.growth_bytes(ctypes.byref(model), ctypes.byref(batch), ctypes.byref(call)))
-        read = laid, given, wanted, samplings, streams, features, growth.head, tokens_D, newest
+        read = laid, given, wanted, samplings, streams, features, growth.head, tokens_D, newest, requests
         return GrowthCall(core, model, batch, call, grown, stopped, read)
 
     def run(self) -> list[GrownTree]:
@@ -214,11 +215,13 @@ def _one_behind_the_other(*parts: Sequence[int]) -> tuple[array[int], list[int]]
 
 
 def _columns(requests: Sequence[TreeRequest]) -> tuple[Sequence[int], ...]:
-    """The requests' nodes, the tokens that end their texts, where each request's begin among these, and their
-    tenants."""
+    """The requests' nodes, the tokens that end their texts, where each request's begin among these, their tenants, and
+    addresses and lengths of their texts."""
     ends = [token for request in requests for token in request.ends]
     ends_from = [0, *accumulate([len(request.ends) for request in requests])]
-    return [request.nodes for request in requests], ends, ends_from, [tenant(request.salt) for request in requests]
+    nodes, tenants = [request.nodes for request in requests], [tenant(request.salt) for request in requests]
+    texts, lengths = zip(*[request.text.buffer_info() for request in requests], strict=True)
+    return nodes, ends, ends_from, tenants, texts, lengths
 
 
 def _streams(requests: Sequence[TreeRequest], levels: int) -> array[int]:

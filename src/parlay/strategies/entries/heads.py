@@ -45,9 +45,9 @@ ENTRIES = (
         summary="A one-layer head on hidden states of several layers drafts a tree that grows where it is surest.",
         when="the target has a head; for any text, above all text that copies nothing",
         reference="Li et al. 2025, arXiv:2503.01840; trees: Li et al. 2024, arXiv:2406.16858",
-        options=methods.DynamicTreeOptions,
+        options=methods.Eagle3Options,
         factory="parlay.drafters.heads.eagle3:Eagle3",
-        toys=_TOYS,
+        toys=(*_TOYS, "min_p=0,copies=false"),
         vllm=(methods.EAGLE3,),
     ),
     _head(
