@@ -24,6 +24,8 @@ from parlay.drafters.heads.copies import MOST_SAME, Copy, find_copy, raise_copie
         ([1, 2, 3, 1, 2, 4, 1, 2], (), Copy(4, 2, 0.5)),  # of equal ones the latest
         ([2, 3, 2, 3, 2, 4, 2], (), Copy(3, 1, 2 / 3)),  # the most frequent one, not the latest
         ([*range(20), *range(12)], (), Copy(12, MOST_SAME, 1.0)),
+        # of many followers the latest eight count: 1 followed twice, before these
+        ([9, 1, 9, 1, *[token for other in range(20, 28) for token in (9, other)], 9], (), Copy(27, 1, 0.1)),
         ([1, 2, 3, 4], (), None),
         ([1, 2, 3], (4,), None),
         ([1], (), None),

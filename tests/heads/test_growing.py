@@ -45,7 +45,11 @@ _PROMPTS = [
 ]
 
 
-_REPEATING = [TokensPrompt(prompt_token_ids=random.Random(size).choices(range(1, 6), k=size)) for size in (12, 90, 150)]
+_REPEATING = [
+    TokensPrompt(prompt_token_ids=[3, 4, 5] * 30),
+    TokensPrompt(prompt_token_ids=random.Random(2).choices(range(1, 6), k=90)),
+    TokensPrompt(prompt_token_ids=random.Random(3).choices(range(1, 41), k=150)),
+]
 
 
 def drafts_of(
@@ -113,7 +117,8 @@ def test_one_call_grows_the_trees_that_levels_do(
 def test_one_call_favours_the_copies_that_levels_do(
     temperatures: tuple[float, ...], *, model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In texts of five tokens, whose copies have many places and agree in one token to eight."""
+    """In texts of few tokens, where copies agree in one token to eight, at more places and with more followers than
+    count."""
     strategy = f"eagle3:head={folder},policy=fixed,k=12,width=3,depth=5,min_p=0.0"
     at_once = drafts_of(model, strategy, monkeypatch, temperatures, _REPEATING)
     without = drafts_of(model, f"{strategy},copies=false", monkeypatch, temperatures, _REPEATING)

@@ -66,8 +66,8 @@ INLINE int has_token(const int32_t *text, int64_t from, int64_t to, int32_t toke
     return some != 0;
 }
 
-/* Finds the copy behind the tokens `last`, the latest first, of which there are `known`. Returns whether there is one. */
-static int find_copy(const int32_t *text, int64_t count, const int32_t *last, int64_t known, Copy *copy)
+/* Counts what followed the tokens `last`, the latest first, of which there are `known`. */
+static Followers followers_of(const int32_t *text, int64_t count, const int32_t *last, int64_t known)
 {
     Followers all = {0};
     for (int64_t end = count - 1; end > 0; end -= AT_ONCE) {
@@ -78,9 +78,16 @@ static int find_copy(const int32_t *text, int64_t count, const int32_t *last, in
             if (!same || same < all.same) continue;
             if (same > all.same) all = (Followers){.same = same};
             count_follower(&all, text[at + 1]);
+            if (all.same == MOST_SAME && all.places == ENOUGH) return all;
         }
-        if (all.same == MOST_SAME && all.places >= ENOUGH) break;
     }
+    return all;
+}
+
+/* Finds the copy behind the tokens `last`. Returns whether there is one. */
+static int find_copy(const int32_t *text, int64_t count, const int32_t *last, int64_t known, Copy *copy)
+{
+    Followers all = followers_of(text, count, last, known);
     int64_t best = 0;
     for (int64_t i = 1; i < all.kinds; i++)
         if (all.times[i] > all.times[best]) best = i;

@@ -18,6 +18,8 @@ MOST_SAME = 8
 """Tokens that are compared."""
 _ENOUGH = 16
 """Places that agree in `MOST_SAME` tokens: earlier ones are not looked for."""
+_FOLLOWERS = 8
+"""Different tokens that are counted; those of later places come first."""
 
 
 class Copy(NamedTuple):
@@ -44,21 +46,24 @@ def find_copy(text: Sequence[int], path: Sequence[int] = ()) -> Copy | None:
     copy followed at most of these; of equal ones, the latest.
     """
     last = [*path[::-1], *text[: -MOST_SAME - 1 : -1]][:MOST_SAME]
-    best, followers = 0, Counter[int]()
+    best, places, followers = 0, 0, Counter[int]()
     for place in range(len(text) - 2, -1, -1):
         if text[place] != last[0]:
             continue
         same = _same(text, place, last)
+        if same < best:
+            continue
         if same > best:
-            best, followers = same, Counter()
-        if same == best:
+            best, places, followers = same, 0, Counter()
+        places += 1
+        if len(followers) < _FOLLOWERS or text[place + 1] in followers:
             followers[text[place + 1]] += 1
-        if best == MOST_SAME and followers.total() == _ENOUGH:
+        if best == MOST_SAME and places == _ENOUGH:
             break
     if not followers:
         return None
     ((token, times),) = followers.most_common(1)  # of equal ones the first, which is the latest in the text
-    return Copy(token, best, times / followers.total())
+    return Copy(token, best, times / places)
 
 
 def raise_copies(
