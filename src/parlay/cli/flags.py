@@ -49,6 +49,8 @@ DEFAULTS: Mapping[str, object] = {"max_tokens": 256, "temperature": 0.0}
 """Defaults that differ from SamplingParams': greedy text, longer than vLLM's 16 tokens."""
 HOT = 2.0
 """Higher temperatures cause a warning; OpenAI's API refuses them."""
+UNLIMITED = -1
+"""As most tokens to write: until the model ends. Parameters have None for it."""
 ALIASES = {"max_tokens": "max_new_tokens"}
 
 T = TypeVar("T", bound=Options)
@@ -360,7 +362,7 @@ def sampling_params(options: argparse.Namespace, defaults: Mapping[str, object] 
     without effect."""
     values = vars(options)
     chosen = {field.name: values[field.name] for field in _sampling_fields() if field.name in values}
-    if chosen.get("max_tokens") == -1:
+    if chosen.get("max_tokens") == UNLIMITED:
         chosen["max_tokens"] = None
     params = SamplingParams(**{**defaults, **chosen})
     if params.negative_prompt is not None and params.guidance_scale == 1:

@@ -32,6 +32,10 @@ def test_set_changes_one_number_and_checks_its_range(state: State) -> None:
     assert state.settings.params.temperature == 0.5
     assert "top_k 4" in run_command(state, "/set")
     assert run_command(state, "/set top_k") == "top_k: 4"
+    assert run_command(state, "/set max_tokens -1") == "max_tokens: -1"
+    assert state.settings.params.max_tokens is None  # until the model ends
+    assert run_command(state, "/set max_tokens") == "max_tokens: -1"
+    assert run_command(state, "/set max_tokens 7") == "max_tokens: 7"
 
 
 def test_a_system_message_that_is_no_text_is_refused_and_the_old_one_stays(state: State) -> None:

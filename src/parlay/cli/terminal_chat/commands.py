@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from parlay.cli.flags import HOT, hot
+from parlay.cli.flags import HOT, UNLIMITED, hot
 from parlay.cli.terminal_chat.conversation import ChatSettings, Conversation, is_text, read_conversation
 from parlay.options import UsageError, nearest, user_path, whole
 from parlay.system.terminal import counted, short
@@ -106,15 +106,16 @@ def _set(state: State, argument: str) -> str:
         raise ValueError(f"/set {name} {error}") from None
     except ValueError:
         raise ValueError(f"/set {name} {short(text)}: give a number") from None
-    state.settings = replace(state.settings, params=replace(params, **{name: value}))
+    given: Any = None if name == "max_tokens" and value == UNLIMITED else value
+    state.settings = replace(state.settings, params=replace(params, **{name: given}))
     warning = f" ({hot(value)})" if name == "temperature" and value > HOT else ""
     return f"{name}: {value:g}{warning}"
 
 
 def _numbers(params: SamplingParams) -> dict[str, float]:
-    """The numeric parameters that are set, by name."""
+    """The numeric parameters, by name."""
     values = dataclasses.asdict(replace(params, logits_processors=(), structured_outputs=None))
-    return {name: values[name] for name in (*_WHOLE, *_FRACTIONS) if values[name] is not None}
+    return {name: UNLIMITED if values[name] is None else values[name] for name in (*_WHOLE, *_FRACTIONS)}
 
 
 _WHOLE = ("max_tokens", "min_tokens", "top_k")
