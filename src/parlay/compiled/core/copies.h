@@ -16,6 +16,7 @@
 #define MOST_FOLLOWERS 8 /* different tokens that are counted; those of later places come first */
 #define ENOUGH 16        /* places that agree in MOST_SAME tokens: earlier ones are not looked for */
 #define AT_ONCE (4 * LANES)
+#define LEAST_ODDS -13.8 /* the log odds of one in a million: a head that gives a token less is not believed */
 
 /* A copy. same: in how many tokens its places agree. share: at which part of these places it followed. */
 typedef struct {
@@ -33,7 +34,7 @@ typedef struct {
  * token's share of what the head gives all others. Fitted to answers of Qwen2.5-Coder-1.5B to 460 prompts of 18 kinds. */
 INLINE double odds_of_copy(const Copy *copy, double head, double first)
 {
-    head = head > -13.8 ? head : -13.8;
+    head = head > LEAST_ODDS ? head : LEAST_ODDS;
     return -0.17 + 0.69 * log((double)copy->same) + 0.65 * log(copy->share) + 0.56 * head - 0.43 * first;
 }
 

@@ -294,7 +294,7 @@ typedef struct {
     int64_t slots;
     const int64_t *tenants;      /* [slots]: whose token a slot has; 0: everybody's */
     const int64_t *asking;       /* [segments]: the tenant of each text */
-    /* The tokens of each text, by whose copies its draft grows (copies.h), and how many; 0: it has no copies. May be null. */
+    /* The tokens of each text, by whose copies its draft grows (copies.h), and how many; 0: it has no copies. */
     const int32_t *const *texts;
     const int64_t *lengths;
     const int64_t *budgets;      /* [segments]: the most nodes of each draft; `most` and MOST_DRAFT at most */

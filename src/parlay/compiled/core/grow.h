@@ -222,7 +222,7 @@ static void favour_copy(const Levels *levels, const Grown *tree, int64_t above, 
     int64_t segment = tree - levels->trees;
     int32_t last[MOST_SAME];
     Copy copy;
-    if (!growth->lengths || !growth->lengths[segment]) return;
+    if (!growth->lengths[segment]) return;
     int64_t known = last_tokens(growth, tree, segment, above, last);
     if (find_copy(growth->texts[segment], growth->lengths[segment], last, known, &copy))
         raise_copy(&copy, growth->tokens, logits, levels->model->vocab);
