@@ -47,6 +47,18 @@ def test_every_generator_is_used(generators: Mapping[str, Callable[..., str]]) -
     assert set(generators) == {name for name, _ in MARKS}
 
 
+@pytest.mark.parametrize(("page", "file"), [("contributing", "CONTRIBUTING"), ("changes", "CHANGELOG")])
+def test_a_page_may_show_a_file_of_the_root(page: str, file: str) -> None:
+    """On GitHub, which knows no such pages, it is a link to that file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "docs" / "site")
+        mark: re.Pattern[str] = importlib.import_module("hooks").WHOLE_FILE
+    text = PAGES[f"docs/developers/{page}.md"]
+    assert [found[1] for found in [mark.match(text)] if found] == [f"{file}.md"]
+    assert f"[{file}.md](../../{file}.md)" in text
+    assert (ROOT / f"{file}.md").exists()
+
+
 def test_modules_of_the_walks_exist() -> None:
     named = MODULE.findall(PAGES["docs/developers/architecture.md"])
     assert named
