@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,6 +79,23 @@ def test_a_prompt_is_found_cached_until_the_prefix_cache_is_reset(llm: LLM) -> N
     assert cached() > 0
     llm.reset_prefix_cache()
     assert cached() == 0
+
+
+def test_prompts_share_cached_prefixes_only_within_a_cache_salt(llm: LLM) -> None:
+    """As in vLLM. A salt changes no text."""
+
+    def decoded(**salt: str) -> tuple[int, tuple[int, ...]]:
+        prompt: Any = {"prompt": PROMPT + " A salted one.", **salt}
+        (output,) = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=2), strategy="none")
+        return output.outputs[0].metrics.cached_tokens, output.outputs[0].token_ids
+
+    llm.reset_prefix_cache()
+    (fresh, text), (again, _), (salted, same), (within, _) = (
+        decoded(), decoded(), decoded(cache_salt="one"), decoded(cache_salt="one"),
+    )  # fmt: skip
+    assert fresh == 0 < again
+    assert salted == 0 < within
+    assert same == text
 
 
 def test_a_seed_of_numpy_is_the_number_that_it_is(llm: LLM) -> None:

@@ -118,6 +118,8 @@ def test_parameters_may_be_changed_and_are_checked_when_they_are_used(llm: LLM) 
         ({"prompt": "x", "multi_modal_data": {}}, "multi_modal_data"),
         ({"text": "x"}, "text"),
         ({"prompt": 5}, "prompt"),
+        ({"prompt": "x", "cache_salt": ""}, "cache_salt must be a text that is not empty"),
+        ({"prompt_token_ids": [5], "cache_salt": 3}, "cache_salt must be a text.*3"),
         ({"prompt": ""}, "empty"),
         ({"prompt_token_ids": "abc"}, "token ids.*'abc'"),
         ([["a"]], "token ids"),
@@ -275,6 +277,15 @@ def test_a_beam_of_one_is_greedy_and_ends_where_the_model_does(llm: LLM) -> None
         ids = greedy.outputs[0].token_ids
         assert found.tokens[len(greedy.prompt_token_ids) :] == ids[: len(ids) - (found.finish_reason == "stop")]
         assert found.finish_reason == greedy.outputs[0].finish_reason
+
+
+def test_beams_of_a_salted_prompt_share_its_prefix_with_no_other(llm: LLM) -> None:
+    params, prompt = BeamSearchParams(beam_width=2, max_tokens=3), "Beams of a salted prompt begin here:"
+    llm.reset_prefix_cache()
+    found = llm.beam_search([{"prompt": prompt, "cache_salt": "beams"}], params)
+    (output,) = llm.generate(prompt, SamplingParams(max_tokens=1), strategy="none")
+    assert output.outputs[0].metrics.cached_tokens == 0
+    assert found == llm.beam_search([prompt], params)
 
 
 def test_longer_texts_are_preferred_as_the_length_penalty_says(llm: LLM) -> None:

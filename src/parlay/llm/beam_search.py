@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Literal
 from parlay.llm.input_processor import RequestOptions
 from parlay.llm.outputs import Logprob, RequestOutput
 from parlay.system.progress import Progress, bar
-from parlay.text.prompts import Prompts, listed
-from parlay.types import SamplingParams, Tokenizer
+from parlay.text.prompts import Prompt, Prompts, TokensPrompt, listed
+from parlay.types import Request, SamplingParams, Tokenizer
 
 if TYPE_CHECKING:
     from parlay.llm.llm import LLM
 
-Step = Callable[[Sequence[tuple[int, ...]], SamplingParams], list[RequestOutput]]
+Step = Callable[[Sequence[Prompt], SamplingParams], list[RequestOutput]]
 """Decodes one token after each of several lists of token ids, all together."""
 
 
@@ -71,8 +71,9 @@ class BeamSearchOutput:
 
 @dataclass(slots=True)
 class _Search:
-    """The search of one prompt: running beams and ended ones."""
+    """The search of one prompt: running beams and ended ones. ``salt``: the prompt's cache salt."""
 
+    salt: str
     running: list[BeamSearchSequence]
     ended: list[BeamSearchSequence] = field(default_factory=list)
 
@@ -81,7 +82,7 @@ def search_beams(llm: LLM, prompts: Prompts, params: BeamSearchParams, use_tqdm:
     """Search for the beams of all prompts: the body of `LLM.beam_search`."""
     tokenizer, options = llm.get_tokenizer(), RequestOptions(strategy="none")
     one = SamplingParams(max_tokens=1)
-    starts = [llm.job(prompt, one, options).samples[0].request.prompt for prompt in listed(prompts)]
+    starts = [llm.job(prompt, one, options).samples[0].request for prompt in listed(prompts)]
     decode, ends = partial(llm.generate, use_tqdm=False, strategy="none"), frozenset(llm.vocabulary.end_ids)
     longest = llm.engine.longest
     with bar(params.max_tokens, "Beam search", "token", use_tqdm) as shown:
@@ -89,7 +90,7 @@ def search_beams(llm: LLM, prompts: Prompts, params: BeamSearchParams, use_tqdm:
 
 
 def beam_search(
-    prompts: Sequence[tuple[int, ...]],
+    prompts: Sequence[Request],
     params: BeamSearchParams,
     step: Step,
     tokenizer: Tokenizer,
@@ -105,10 +106,10 @@ def beam_search(
     width = params.beam_width
     one = SamplingParams(temperature=0, max_tokens=1, logprobs=2 * width, ignore_eos=True)
     ends = frozenset() if params.ignore_eos else eos_ids
-    searches = [_Search([BeamSearchSequence(tokens=prompt)]) for prompt in prompts]
+    searches = [_Search(prompt.salt, [BeamSearchSequence(tokens=prompt.prompt)]) for prompt in prompts]
     due = searches
     for _ in range(params.max_tokens):
-        outputs = iter(step([beam.tokens for search in due for beam in search.running], one))
+        outputs = iter(step([_asked(beam, search.salt) for search in due for beam in search.running], one))
         for search in due:
             grown = [child for beam in search.running for child in _children(beam, next(outputs), ends, params)]
             search.ended += [beam for beam in grown if beam.finish_reason]
@@ -122,6 +123,13 @@ def beam_search(
         BeamSearchOutput([replace(beam, text=_text(beam, tokenizer)) for beam in _best(search, params, ends)])
         for search in searches
     ]
+
+
+def _asked(beam: BeamSearchSequence, salt: str) -> TokensPrompt:
+    """The beam as a prompt that shares cached prefixes with the prompt it began from."""
+    if salt:
+        return TokensPrompt(prompt_token_ids=beam.tokens, cache_salt=salt)
+    return TokensPrompt(prompt_token_ids=beam.tokens)
 
 
 def _text(beam: BeamSearchSequence, tokenizer: Tokenizer) -> str:

@@ -48,6 +48,7 @@ from parlay.text.prompts import (
     prediction_ids,
     predictions,
     references,
+    salt_of,
     text_or_ids,
 )
 from parlay.text.reasoning import Thoughts, expected_thoughts, marks
@@ -84,12 +85,12 @@ class RequestOptions:
     drafts from predictions. ``exactness``: what the request allows, as `parlay.certificates.requirement` reads it;
     None: the strategy's own level. ``documents``, ``prediction``, ``store``: see `LLM.generate`. ``salt`` names the
     tenant, which shares cached prefixes and stores with nobody. ``owner``: who sent the request; owners share the
-    engine evenly. ``priority``: lower is more urgent. ``adapter``: the adapter that the model runs with.
-    ``cache_reuse``: runs of at least this many tokens that an earlier request has cached at another position are moved,
-    not computed again, which is lossy. ``default_max_tokens``: used if the parameters have no ``max_tokens``; None: as
-    much as the model holds. ``written``: for each sample, tokens that another engine wrote; it continues after them.
-    ``vote``: how the samples decide on an answer. ``marks``: the text has all special tokens except those that end it,
-    for parsers of calls or reasoning.
+    engine evenly. ``priority``: lower is more urgent. ``adapter`` changes the model. ``cache_reuse``: runs of at least
+    this many tokens that an earlier request has cached at another position are moved, not computed again, which is
+    lossy. ``default_max_tokens``: used if the parameters have no ``max_tokens``; None: as much as the model holds.
+    ``written``: for each sample, tokens that another engine wrote; it continues after them. ``vote``: how the samples
+    decide on an answer. ``marks``: the text has all special tokens except those that end it, for parsers of calls or
+    reasoning.
     """
 
     strategy: str | StrategySpec | None = None
@@ -189,6 +190,7 @@ class InputProcessor:
         Raises ValueError for a prompt or a parameter that can't be used.
         """
         text, ids, thoughts = self._encode(prompt, params)
+        options = replace(options, salt=options.salt + salt_of(prompt))
         params = params if options.vote is None else sampling_of(options.vote, params)
         if (params.stops or options.vote) and self._tokenizer is None:
             raise FieldError("stop", "strings and votes need a tokenizer, and this model came without one: name one")
@@ -224,9 +226,9 @@ class InputProcessor:
 
     def _compared(self, options: RequestOptions) -> RequestOptions:
         """Options for decoding a lossy job again, exactly or, if the model can't, by its reference strategy."""
-        exactness = None if self.gate.reference else Allowed(Exactness.SEED)
-        own = replace(options, strategy=self.gate.reference, exactness=exactness)
-        return replace(own, store=False, priority=options.priority + 1, vote=None)
+        reference, later = self.gate.reference, options.priority + 1
+        exactness = None if reference else Allowed(Exactness.SEED)
+        return replace(options, strategy=reference, exactness=exactness, store=False, priority=later, vote=None)
 
     def _choice(
         self, options: RequestOptions, params: SamplingParams, kind: Callable[[], str], *, predicts: bool
@@ -284,8 +286,7 @@ class InputProcessor:
         """Make one sample's constraint, if it has a form. If there may be reasoning, it begins after that."""
         if grammar is None or self._tokenizer is None:
             return None
-        constraint = grammar.constraint(request.stop_ids)
-        found = marks(self._tokenizer, thoughts)
+        constraint, found = grammar.constraint(request.stop_ids), marks(self._tokenizer, thoughts)
         return constraint if found is None else AfterReasoning(constraint, found)
 
     def _guidance(self, params: SamplingParams, ids: Ids) -> Guidance | None:

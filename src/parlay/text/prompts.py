@@ -23,18 +23,21 @@ if TYPE_CHECKING:
 class TokensPrompt(TypedDict):
     """A prompt given as token ids. ``thoughts``: whether the answer has reasoning, to which no structure applies.
 
-    ``begins``: the answer is a text of its own, as in a chat, not a continuation of the prompt.
+    ``begins``: the answer is a text of its own, as in a chat, not a continuation of the prompt. ``cache_salt``: only
+    prompts with the same one share cached prefixes and what drafters learn.
     """
 
     prompt_token_ids: Sequence[int]
     thoughts: NotRequired[Thoughts]
     begins: NotRequired[bool]
+    cache_salt: NotRequired[str]
 
 
 class TextPrompt(TypedDict):
-    """A prompt given as a text in a dict."""
+    """A prompt given as a text in a dict. ``cache_salt``: as in `TokensPrompt`."""
 
     prompt: str
+    cache_salt: NotRequired[str]
 
 
 Prompt = str | TextPrompt | TokensPrompt | Sequence[int]
@@ -54,6 +57,7 @@ Predictions = Document | Sequence[Document | None]
 Ids = tuple[int, ...]
 
 _PREDICTION = "prediction"
+_FIELDS = ("prompt", "prompt_token_ids", "thoughts", "begins", "cache_salt")
 T = TypeVar("T")
 
 
@@ -99,9 +103,9 @@ def text_or_ids(prompt: Prompt) -> tuple[str | tuple[int, ...], Thoughts]:
     if not isinstance(prompt, Mapping):
         return _ids(prompt), "none"
     fields: Mapping[str, Any] = prompt
-    others = [name for name in fields if name not in ("prompt", "prompt_token_ids", "thoughts", "begins")]
+    others = [name for name in fields if name not in _FIELDS]
     if others:
-        raise ValueError(f"a prompt has no field {others[0]} here: give only prompt or prompt_token_ids")
+        raise ValueError(f"a prompt has no field {others[0]} here: give prompt or prompt_token_ids, and cache_salt")
     if fields.get("prompt_token_ids") is not None:
         return _ids(fields["prompt_token_ids"]), fields.get("thoughts", "none")
     if not isinstance(fields.get("prompt"), str):
@@ -112,6 +116,17 @@ def text_or_ids(prompt: Prompt) -> tuple[str | tuple[int, ...], Thoughts]:
 def begins_anew(prompt: Prompt) -> bool:
     """Whether the answer is a text of its own, not a continuation of the prompt."""
     return isinstance(prompt, Mapping) and prompt.get("begins") is True
+
+
+def salt_of(prompt: Prompt) -> str:
+    """Return the prompt's ``cache_salt``; empty without one. Raises ValueError for a value that is no text, or
+    empty."""
+    salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
+    if salt is None:
+        return ""
+    if not isinstance(salt, str) or not salt:
+        raise ValueError(f"cache_salt must be a text that is not empty, got {reprlib.repr(salt)}")
+    return salt
 
 
 def _ids(tokens: Iterable[SupportsIndex]) -> tuple[int, ...]:
