@@ -111,6 +111,14 @@ def test_a_malformed_file_is_one_line_that_names_the_line(tmp_path: Path, conten
     assert "\n" not in str(caught.value)
 
 
+def test_a_file_of_texts_is_a_workload_with_a_prompt_on_each_line(tmp_path: Path) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_text("Name three rivers.\n\nTranslate this: ja\n")
+    (workload,) = workloads.load([str(path)])
+    assert workload.name == "mine.txt"
+    assert [item.messages[0].content for item in workload.items] == ["Name three rivers.", "Translate this: ja"]
+
+
 def test_files_that_cannot_be_had_are_named(tmp_path: Path) -> None:
     (tmp_path / "cut.jsonl.zst").write_bytes(b"not zstd at all")
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b"{}")[:-4])

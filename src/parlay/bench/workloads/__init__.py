@@ -59,10 +59,8 @@ def _existing(path: Path, text: str) -> Path:
 
 def _by_category(name: str, path: Path) -> list[Workload]:
     by_category: dict[str, list[Item]] = {}
-    for item in files.read(path):
+    for item in files.read_prompts(path):
         by_category.setdefault(item.category, []).append(item)
-    if not by_category:
-        raise ValueError(f"{path} holds no prompts")
     return [
         Workload(f"{name}/{category}" if category else name, tuple(items)) for category, items in by_category.items()
     ]
