@@ -112,6 +112,19 @@ def test_parameters_may_be_changed_and_are_checked_when_they_are_used(llm: LLM) 
         params.max_token = 3  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("strategy", ["none", "draft-model:policy=fixed,k=3"])
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_a_top_k_of_minus_one_keeps_the_whole_vocabulary_as_zero_does(llm: LLM, top_p: float, strategy: str) -> None:
+    """vLLM's usual number for it. Drafters read it as well, so drafts are the same, too."""
+    wanted = SamplingParams(top_p=top_p, seed=3, max_tokens=12)
+    given = [SamplingParams(top_k=-1, top_p=top_p, seed=3, max_tokens=12), copy.copy(wanted)]
+    given[1].top_k = -1  # set later, and read when the request is made
+    (expected, *found) = llm.generate(["Once upon a time"] * 3, [wanted, *given], strategy=strategy)
+    for output in found:
+        assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+        assert output.outputs[0].metrics.draft_tokens == expected.outputs[0].metrics.draft_tokens
+
+
 @pytest.mark.parametrize(
     ("prompt", "words"),
     [

@@ -54,7 +54,7 @@ class Sampling(Options):
         usual = SamplingParams() if params.greedy else params
         return cls(
             temperature=params.temperature,
-            top_k=max(0, usual.top_k),
+            top_k=usual.top_k,
             top_p=usual.top_p,
             min_p=usual.min_p,
             typical_p=usual.typical_p,

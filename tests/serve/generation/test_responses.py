@@ -123,6 +123,37 @@ def test_logprobs_of_the_text(client: openai.OpenAI) -> None:
     assert all(len(one.top_logprobs) == 2 for one in part.logprobs)
 
 
+@pytest.mark.parametrize("stop", [None, ["zzzzzzzzzz qqqqqq"]], ids=["no stop", "a stop that holds text back"])
+def test_a_stream_tells_the_logprobs_of_all_tokens(client: openai.OpenAI, stop: list[str] | None) -> None:
+    """Also of tokens that come without text: halves of a character, and text that might begin a stop string."""
+    bias = {str(token): 9 for token in (177, 258, 252, 229)}  # tokens of single bytes make halves of characters
+    asked = {**ASKED, "include": ["message.output_text.logprobs"], "extra_body": {"stop": stop, "logit_bias": bias}}
+    (item,) = client.responses.create(**asked).output
+    events = list(client.responses.create(**asked, stream=True))
+    (done,) = [event for event in events if event.type == "response.output_text.done"]
+    told = [each.token for event in events if event.type == "response.output_text.delta" for each in event.logprobs]
+    names = [each.token for each in item.content[0].logprobs]
+    assert len(names) >= ASKED["max_output_tokens"]
+    assert [each.token for each in done.logprobs] == names
+    assert told == names[: len(told)]
+
+
+def test_logprobs_wait_for_their_text_and_are_of_text_alone() -> None:
+    writer, (half, whole, mark, last) = ItemWriter("resp_0"), [{"token": name} for name in ("half", "whole", "<", ".")]
+    list(writer.take([], [half]))
+    list(writer.take([Thought("x")], [half]))
+    list(writer.take([], [half]))
+    list(writer.take([Text("\u00e9")], [whole]))
+    list(writer.take([], [mark]))
+    list(writer.take([Begin(0, "f"), Arguments(0, "{}")], [mark]))
+    list(writer.take([Text("ok")], [whole]))
+    list(writer.take([], [last]))
+    list(writer.finish("completed"))
+    _, first, _, second = writer.items
+    assert first["content"][0]["logprobs"] == [half, whole]
+    assert second["content"][0]["logprobs"] == [whole, last]
+
+
 def test_a_conversation_goes_on(client: openai.OpenAI) -> None:
     first = client.responses.create(**ASKED)
     second = client.responses.create(**{**ASKED, "input": "And again."}, previous_response_id=first.id)

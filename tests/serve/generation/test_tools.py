@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -288,6 +289,9 @@ CASES: list[tuple[CallFormat, str, str, list[tuple[str, str]]]] = [
     (NEMOTRON, "<TOOLCALL>[]</TOOLCALL>", "<TOOLCALL>[]</TOOLCALL>", []),
     (PHI, f"functools[{CALL}]", "", [("weather", ARGUMENTS)]),
     (PHI, "import functools", "import functools", []),
+    (PHI, "import functools\n", "import functools\n", []),
+    (PHI, "see functools [", "see functools [", []),
+    (PHI, 'functools[{"name": "wea', "", []),
     (PHI, "functools[cache]", "functools[cache]", []),
     (GLM, f"\nweather\n{ARGUMENTS}", "", [("weather", ARGUMENTS)]),
     (GLM, "time is\n{money}", "time is\n{money}", []),
@@ -340,6 +344,62 @@ def test_arguments_that_no_reader_could_hold_are_text(written: str) -> None:
     ):
         ((_, arguments),) = joined(read(shape, [answer]))[1]
         assert str(json.loads(arguments)["zone"]).strip("'") == closed.strip("'")
+
+
+STRING_OR_NULL: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "written", "value"),
+    [
+        (STRING_OR_NULL, "90210", "90210"),
+        (STRING_OR_NULL, "null", None),
+        ({"type": ["string", "null"]}, "true", "true"),
+        ({"$ref": "#/$defs/code"}, "12", "12"),
+        ({"allOf": [{"$ref": "#/$defs/code"}]}, "12", "12"),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"enum": [1, 2]}, "1", 1),
+        ({"const": "true"}, "true", "true"),
+        ({"type": ["string", "integer"]}, "5", 5),
+        ({"type": "integer"}, "5.5", 5.5),
+        ({"oneOf": [{"type": "array"}, {"type": "string"}]}, '["a"]', ["a"]),
+        ({"type": [[]], "enum": 3}, "7", 7),
+        (True, "7", 7),
+        ({"$ref": "#/$defs/endless"}, "7", 7),
+    ],
+)
+def test_tagged_arguments_are_numbers_only_where_their_schema_admits_them(
+    schema: Any, written: str, value: object
+) -> None:
+    """Pydantic writes optional strings as alternatives. A value that fits neither way stays JSON."""
+    endless = {"allOf": [{"$ref": "#/$defs/endless"}] * 9}
+    functions = {"time": {"properties": {"zone": schema}, "$defs": {"code": {"type": "string"}, "endless": endless}}}
+    for shape, answer in (
+        (CODER, f"<tool_call><function=time><parameter=zone>\n{written}\n</parameter></function></tool_call>"),
+        (GLM45, f"<tool_call>time<arg_key>zone</arg_key><arg_value>{written}</arg_value></tool_call>"),
+    ):
+        ((_, arguments),) = joined(AnswerShape(calls=shape, functions=functions).read(answer))[1]
+        assert json.loads(arguments) == {"zone": value}
+
+
+@pytest.mark.parametrize(
+    ("shape", "head"),
+    [
+        (OLMO, "<function_calls>time(zone='"),
+        (GEMMA, '<|tool_call>call:time{zone:<|"|>'),
+        (CODER, "<tool_call><function=time><parameter=zone>"),
+        (GLM45, "<tool_call>time<arg_key>zone</arg_key><arg_value>"),
+    ],
+    ids=["python", "keyed", "tags", "pairs"],
+)
+def test_a_long_argument_is_read_once_however_many_pieces_it_comes_in(shape: CallFormat, head: str) -> None:
+    """Readers run where all streams are served."""
+    reader = AnswerShape(calls=shape, functions=FUNCTIONS).reader()
+    reader.feed(head)
+    began = time.process_time()
+    for _ in range(16_000):
+        reader.feed("ab\\n")
+    assert time.process_time() - began < 3, "reading it all again for each piece takes half a minute"
 
 
 # -------------------------------------------------------------------------------------------------------------- forms

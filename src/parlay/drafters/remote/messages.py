@@ -79,7 +79,7 @@ def facts_of(view: SequenceView) -> TextFacts:
     return TextFacts(
         prompt_length=view.prompt_length,
         temperature=params.temperature,
-        top_k=max(0, params.top_k),
+        top_k=params.top_k,
         top_p=params.top_p,
         min_p=params.min_p,
         seed=request.key.seed,

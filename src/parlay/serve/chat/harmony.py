@@ -15,7 +15,7 @@ from parlay.serve.chat.calls import HARMONY, AnswerScanner, Delta, Text, Thought
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
 _CHANNEL, _RECIPIENT = re.compile(r"<\|channel\|>\s*(\w+)"), re.compile(r"to=functions\.([\w-]{1,64})")
-_HEADS = (HARMONY.begin, "to=")
+_HEADS = (HARMONY.begin, "to=", _MESSAGE)
 _LONGEST_HEAD = 400
 
 

@@ -240,8 +240,8 @@ class ListedCallReader(JsonCallReader):
         yield from ()
 
     def _cut_off(self, rest: str) -> bool:
-        in_head = self._state == self._read_head and len(rest) > len(self._mark)
-        return in_head or self._state in (self._read_tail, self._read_end)
+        begun = "{" in rest if self._mark == _PHI else len(rest) > len(self._mark)  # a word that text has, too
+        return (self._state == self._read_head and begun) or self._state in (self._read_tail, self._read_end)
 
 
 class NamedCallReader(JsonCallReader):

@@ -25,6 +25,8 @@ class LiteralCallReader(FieldCallReader):
     string."""
 
     equals: str
+    _longest_mark = 1
+    """The length of the longest text that ``special`` matches."""
     head: re.Pattern[str]
     beginning: re.Pattern[str]
     """Any beginning of a call's head, up to its bracket."""
@@ -36,6 +38,9 @@ class LiteralCallReader(FieldCallReader):
         super().__init__((written.begin,), names, single=single, end=written.end)
         self._special = special
         self._rest: State = self._read_end
+        self._depth, self._place, self._open = 0, 0, ""
+        """How far the next argument is read: inner brackets, characters, and the quote of an open string. So what has
+        come is read once, however many pieces it comes in."""
 
     def _cut_off(self, rest: str) -> bool:
         return super()._cut_off(rest) or self._state not in (self._search, self._read_head)
@@ -52,6 +57,7 @@ class LiteralCallReader(FieldCallReader):
         end = self._field_end()
         if end is None:
             return
+        self._depth, self._place, self._open = 0, 0, ""
         field, closes = self._take(end), self._take(1) != ","
         if (pair := self._pair(field)) is not None:
             yield self._tell(pair[0], self._json(pair[1]))
@@ -61,21 +67,27 @@ class LiteralCallReader(FieldCallReader):
     def _field_end(self) -> int | None:
         """The end of the next argument: a comma or bracket outside of strings and inner brackets; None if more text is
         needed."""
-        depth, place = 0, 0
-        while (mark := self._special.search(self._buffer, place)) is not None:
-            letter, place = mark[0], mark.end()
-            if not depth and letter in (",", *_CLOSES):
+        while not self._open or self._end_text():
+            mark = self._special.search(self._buffer, self._place)
+            if mark is None:
+                self._place = max(self._place, len(self._buffer) - self._longest_mark + 1)
+                return None
+            letter, self._place = mark[0], mark.end()
+            if not self._depth and letter in (",", *_CLOSES):
                 return mark.start()
             if letter in _OPENS:
-                depth += 1
+                self._depth += 1
             elif letter in _CLOSES:
-                depth -= 1
+                self._depth -= 1
             elif letter != ",":
-                ended = self._text_end(letter, place)
-                if ended is None:
-                    return None
-                place = ended
+                self._open = letter
         return None
+
+    def _end_text(self) -> bool:
+        """Read on in the open string; returns whether it ends."""
+        self._place, ends = self._text_end(self._open, self._place)
+        self._open = "" if ends else self._open
+        return ends
 
     def _json(self, text: str) -> str:
         try:
@@ -92,8 +104,8 @@ class LiteralCallReader(FieldCallReader):
         return text
 
     @abstractmethod
-    def _text_end(self, quote: str, place: int) -> int | None:
-        """The end of the string whose opening quote ends at ``place``; None if more text is needed."""
+    def _text_end(self, quote: str, place: int) -> tuple[int, bool]:
+        """How far the string with this opening quote can be read from ``place`` on, and whether it ends there."""
 
     @abstractmethod
     def _value(self, text: str) -> Any:
@@ -110,11 +122,13 @@ class KeyedCallReader(LiteralCallReader):
 
     def __init__(self, written: CallFormat, names: Collection[str], *, single: bool = False) -> None:
         super().__init__(written, names, re.compile(rf"{re.escape(written.quote)}|[{{}}\[\],]"), single=single)
-        self._quote = written.quote
+        self._quote, self._longest_mark = written.quote, len(written.quote)
 
-    def _text_end(self, quote: str, place: int) -> int | None:
+    def _text_end(self, quote: str, place: int) -> tuple[int, bool]:
         found = self._buffer.find(quote, place)
-        return found + len(quote) if found >= 0 else None
+        if found >= 0:
+            return found + len(quote), True
+        return max(place, len(self._buffer) - len(quote) + 1), False
 
     def _key(self, text: str) -> str:
         return text.removeprefix(self._quote).removesuffix(self._quote)
@@ -209,9 +223,11 @@ class PythonCallReader(LiteralCallReader):
         elif self.beginning.fullmatch(rest) is None:
             self._state = self._search
 
-    def _text_end(self, quote: str, place: int) -> int | None:
-        ended = re.compile(rf"(?:[^\\{quote}]|\\.)*{quote}", re.DOTALL).match(self._buffer, place)
-        return ended.end() if ended is not None else None
+    def _text_end(self, quote: str, place: int) -> tuple[int, bool]:
+        inner = re.compile(rf"(?:[^\\{quote}]++|\\.)*+", re.DOTALL).match(self._buffer, place)
+        assert inner is not None, "the pattern matches the empty text"
+        ends = self._buffer.startswith(quote, inner.end())
+        return inner.end() + ends, ends
 
     def _value(self, text: str) -> Any:
         return _of_python(ast.parse(text, mode="eval").body)

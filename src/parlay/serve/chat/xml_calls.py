@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from parlay.serve.chat.argument_types import admits
 from parlay.serve.chat.calls import CallFormat, Delta, FieldCallReader
 from parlay.serve.protocol.json_values import read_value
 
@@ -17,10 +18,11 @@ _LONGEST_HEAD = 200
 @dataclass(frozen=True, slots=True)
 class _Tags:
     """Patterns of the tags within the outer one: ``head`` begins with ``mark``, or with the bare name if ``mark`` is
-    empty."""
+    empty. A ``parameter`` ends in ``close``."""
 
     mark: str
     head: re.Pattern[str]
+    close: str
     parameter: re.Pattern[str]
     tail: re.Pattern[str]
 
@@ -28,12 +30,14 @@ class _Tags:
 _NAMED = _Tags(
     "<function=",
     re.compile(r"\s*<function=([^>\n]{1,64})>"),
+    "</parameter>",
     re.compile(r"\s*<parameter=([^>\n]{1,256})>\n?(.*?)\n?</parameter>", re.DOTALL),
     re.compile(r"\s*</function>"),
 )
 _PAIRED = _Tags(
     "",
     re.compile(r"\s*([\w.-]{1,64})\s*?(?=\n|<arg_key>|</)"),
+    "</arg_value>",
     re.compile(r"\s*<arg_key>([^<\n]{1,256})</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL),
     re.compile(r"\s*(?=</tool_call>)"),
 )
@@ -50,6 +54,8 @@ class XmlCallReader(FieldCallReader):
         self._functions = functions
         self._tags = _PAIRED if written.mark == "<arg_key>" else _NAMED
         self._schema: Mapping[str, Any] = {}
+        self._searched = 0
+        """Characters of the buffer in which no parameter's closing tag begins."""
 
     def _cut_off(self, rest: str) -> bool:
         return super()._cut_off(rest) or self._state in (self._read_fields, self._read_end)
@@ -70,7 +76,7 @@ class XmlCallReader(FieldCallReader):
         return len(rest) < _LONGEST_HEAD and (mark.startswith(rest) or rest.startswith(mark)) and ">" not in rest
 
     def _read_fields(self) -> Iterator[Delta]:
-        parameter, tail = self._tags.parameter.match(self._buffer), self._tags.tail.match(self._buffer)
+        parameter, tail = self._parameter(), self._tags.tail.match(self._buffer)
         if parameter is not None:
             self._take(parameter.end())
             yield self._tell(parameter[1], self._value(parameter[1], parameter[2]))
@@ -78,14 +84,24 @@ class XmlCallReader(FieldCallReader):
             self._take(tail.end())
             yield self._told_all(self._read_end)
 
+    def _parameter(self) -> re.Match[str] | None:
+        """The next parameter, if it is complete. However many pieces it comes in, it is searched once."""
+        close = self._tags.close
+        if self._buffer.find(close, self._searched) < 0:
+            self._searched = max(0, len(self._buffer) - len(close) + 1)
+            return None
+        self._searched = 0
+        return self._tags.parameter.match(self._buffer)
+
     def _value(self, name: str, text: str) -> str:
-        """A parameter's value as JSON: a string if the schema says so or if the text is not JSON."""
+        """A parameter's value as JSON: a string if the text is not JSON, or if the schema admits only a string."""
         properties = self._schema.get("properties")
         own = properties.get(name) if isinstance(properties, Mapping) else None
-        kinds = own.get("type") if isinstance(own, Mapping) else None
-        if kinds != "string":
+        if not isinstance(own, Mapping) or own.get("type") != "string":
             try:
-                return json.dumps(read_value(text), ensure_ascii=False)
+                value = read_value(text)
             except ValueError:
-                pass
+                value = text
+            if admits(own, value, self._schema) or not admits(own, text, self._schema):
+                return json.dumps(value, ensure_ascii=False)
         return json.dumps(text, ensure_ascii=False)

@@ -21,22 +21,29 @@ class ItemWriter:
         self._response = response
         self.items: list[dict[str, Any]] = []
         self._open = False
+        self._waiting: list[Mapping[str, Any]] = []
+        """Log-probabilities of tokens whose text has not come yet, such as the first half of a character."""
 
     def take(self, deltas: Sequence[Delta], logprobs: Sequence[Mapping[str, Any]] = ()) -> Iterator[Event]:
-        """Add deltas; yields their events. ``logprobs`` are those of the tokens of their text."""
+        """Add deltas; yields their events. ``logprobs`` are those of the tokens from which the deltas were read."""
         for delta in deltas:
             match delta:
                 case Thought():
+                    self._waiting = []
                     yield from self._more("reasoning", delta.text, ())
                 case Text():
-                    yield from self._more("message", delta.text, logprobs)
-                    logprobs = ()
+                    told, self._waiting, logprobs = [*self._waiting, *logprobs], [], ()
+                    yield from self._more("message", delta.text, told)
                 case Begin():
+                    self._waiting, logprobs = [], ()
                     yield from self._close("completed")
                     yield from self._add(self._call(delta.name))
                 case Arguments():
+                    self._waiting, logprobs = [], ()
                     self.items[-1]["arguments"] += delta.text
                     yield self._event("function_call_arguments.delta", delta=delta.text)
+        if not (deltas and isinstance(deltas[-1], Thought)):
+            self._waiting += logprobs
 
     def finish(self, status: str) -> Iterator[Event]:
         """End the answer; yields the last events. An empty answer becomes an empty message."""
@@ -79,6 +86,8 @@ class ItemWriter:
         else:
             part = item["content"][0]
             if item["type"] == "message":
+                part["logprobs"] += self._waiting
+                self._waiting = []
                 yield self._event("output_text.done", content_index=0, text=part["text"], logprobs=part["logprobs"])
             else:
                 yield self._event("reasoning_text.done", content_index=0, text=part["text"])
