@@ -90,7 +90,7 @@ class RequestOptions:
     lossy. ``default_max_tokens``: used if the parameters have no ``max_tokens``; None: as much as the model holds.
     ``written``: for each sample, tokens that another engine wrote; it continues after them. ``vote``: how the samples
     decide on an answer. ``marks``: the text has all special tokens except those that end it, for parsers of calls or
-    reasoning.
+    reasoning. ``given``: how many characters at the text's beginning the client has already; stops come after them.
     """
 
     strategy: str | StrategySpec | None = None
@@ -107,6 +107,7 @@ class RequestOptions:
     adapter: Adapter | None = None
     vote: VoteParams | None = None
     marks: bool = False
+    given: int = 0
 
 
 class InputProcessor:
@@ -164,10 +165,8 @@ class InputProcessor:
             strict=True,
         )
         return [
-            self.job(
-                prompt, own, replace(options, strategy=name or None, adapter=adapter), references=texts, prediction=ids
-            )
-            for prompt, own, name, texts, ids, adapter in each
+            self.job(prompt, own, replace(options, strategy=name or None, adapter=by), references=texts, prediction=ids)
+            for prompt, own, name, texts, ids, by in each
         ]
 
     def single(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Job:
@@ -210,7 +209,7 @@ class InputProcessor:
         samples = [
             self._sample(
                 *(first, n, choice.strategy, self._constraint(grammar, first, thoughts), len(prediction)),
-                text=self._vocabulary.text_after(before, params, marks=options.marks),
+                text=self._vocabulary.text_after(before, params, marks=options.marks, given=options.given),
             )
             for n in range(params.n)
         ]

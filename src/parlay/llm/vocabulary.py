@@ -80,14 +80,16 @@ class Vocabulary:
         """A digest of the tokenizer, as datastores have it; empty without one. Computed once, in half a second."""
         return "" if self.tokenizer is None else fingerprint(self.tokenizer)
 
-    def text_after(self, before: Sequence[int], params: SamplingParams, *, marks: bool) -> TextStream | None:
+    def text_after(
+        self, before: Sequence[int], params: SamplingParams, *, marks: bool, given: int = 0
+    ) -> TextStream | None:
         """The text stream of a sample that continues after the tokens ``before``; None without a tokenizer.
 
-        With ``marks``, it includes all special tokens except those that end it.
+        With ``marks``, it includes all special tokens except those that end it. ``given``: see `TextStream`.
         """
         if self.tokenizer is None:
             return None
-        return TextStream(self.tokenizer, params, before, self.end_marks, marks=marks)
+        return TextStream(self.tokenizer, params, before, self.end_marks, marks=marks, given=given)
 
     def prepare(self) -> None:
         """Build all lazily built tables now, so that no request has to wait for them."""

@@ -87,7 +87,8 @@ class TextStream:
 
     Text is held back until it can't be part of a stop string, unless the request wants stop strings in its output.
     ``before``: the tokens that the text continues. ``ends``: tokens that are skipped, special or not, if the request
-    skips special tokens. ``marks`` keeps all other special tokens in the text.
+    skips special tokens. ``marks`` keeps all other special tokens in the text. Stop strings are looked for after the
+    first ``given`` characters.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class TextStream:
         ends: frozenset[int] = frozenset(),
         *,
         marks: bool = False,
+        given: int = 0,
     ) -> None:
         skips = params.skip_special_tokens
         self._skipped = ends if skips else frozenset()
@@ -106,7 +108,7 @@ class TextStream:
         """How many replacement characters the text before ended with. The first piece may repeat them at its beginning,
         where they are removed."""
         self._read_before([token for token in before[-_READ_BEFORE:] if token not in self._skipped], tokenizer)
-        self._stops = params.stops
+        self._stops, self._given = params.stops, given
         self._include_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
         self._hold = max((len(stop) for stop in self._stops), default=1) - 1
@@ -135,7 +137,7 @@ class TextStream:
 
     def _find_stop(self, before: int) -> bool:
         """Cut the text at the earliest stop string that the new token completed."""
-        matches = [(self.text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in self._stops]
+        matches = [(self.text.find(stop, max(self._given, before - len(stop) + 1)), stop) for stop in self._stops]
         found = [(start, stop) for start, stop in matches if start >= 0]
         if not found:
             return False

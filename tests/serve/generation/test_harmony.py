@@ -49,6 +49,7 @@ def read(pieces: Sequence[str], *, single: bool = False) -> tuple[str, str, list
         ("<|channel|>analysis<|message|>cut o", "cut o", "", []),
         (f"{THINK}<|start|>assistant<|chan", "Let me see.", "", []),
         ("<|channel|>ana", "", "", []),
+        ("<|message|>Hello<|end|>", "", "Hello", []),
         ("Plain <|end|> text.", "", "Plain <|end|> text.", []),
         ("assistant to=me", "", "assistant to=me", []),
         ("", "", "", []),

@@ -92,6 +92,7 @@ def test_a_completion_has_the_text_of_openais_api(client: TestClient) -> None:
     both = client.post("/completion", json={"prompt": [PROMPT, "Once"], **GREEDY}).json()
     assert [one["stop"] for one in both] == [True, True]
     assert both[0]["content"] == reply["content"]
+    assert [one["index"] for one in both] == [0, 1]
 
 
 def test_a_stream_has_the_same_text_and_ends_with_the_facts(client: TestClient) -> None:
@@ -184,7 +185,7 @@ def test_half_a_word_behind_the_suffix_is_gone_on_with(filler: Shared, stream: b
     expected = editor(filler).post("/completion", json=held).json()["content"]
     reply = editor(filler, "line").post("/infill", json={**GAP, **GREEDY, "prompt": "    ret", "stream": stream})
     text = "".join(one["content"] for one in events(reply.text)) if stream else reply.json()["content"]
-    assert f" ret{text}" == expected
+    assert f" ret{text}".startswith(expected), "the tokens of the word come on top of the limit"
 
 
 def test_a_keystroke_reads_neither_prefix_nor_suffix_anew(filler: Shared) -> None:
@@ -202,6 +203,30 @@ def test_a_cut_keeps_the_text_before_the_cursor() -> None:
         "line": ("one\n", "two three"),
         "spm": ("", "one\ntwo three"),
     }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("order", ["line", "spm"])
+def test_limits_and_stops_apply_to_what_is_new(filler: Shared, order: InfillOrder, stream: bool) -> None:
+    """The answer begins with the word before the cursor, which the client has: it takes nothing of the limit, no stop
+    is found in it, and neither its text nor its tokens are told."""
+    client, word = editor(filler, order), "a_name_of_many_tokens_xyz"
+    body = {**GAP, **GREEDY, "n_predict": 6, "prompt": f"    {word}", "return_tokens": True, "stream": stream}
+
+    def ask(**fields: Any) -> tuple[str, list[int], dict[str, Any]]:
+        reply = client.post("/infill", json={**body, **fields})
+        told = events(reply.text) if stream else [reply.json()]
+        return "".join(one["content"] for one in told), [id for one in told for id in one["tokens"]], told[-1]
+
+    content, tokens, last = ask()
+    assert len(content) > 4
+    assert 0 < len(tokens) == last["tokens_predicted"] <= 7
+    assert filler.llm.tokenizer is not None
+    assert filler.llm.tokenizer.decode(tokens, skip_special_tokens=True).endswith(content)
+    assert ask(stop=["name_of"])[:2] == (content, tokens)
+    stopped, _, last = ask(stop=[content[2:4]])
+    assert stopped == content[: content.index(content[2:4])]
+    assert last["stopping_word"] == content[2:4]
 
 
 def test_time_is_up_when_a_line_has_ended(filler: Shared) -> None:

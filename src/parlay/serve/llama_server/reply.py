@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from parlay.types import Metrics, SamplingParams
 class LlamaShape:
     """The values that all replies to one request share. ``fields`` are the fields to return; None: all.
 
-    ``begun`` is the beginning of the answer, which the client has already.
+    ``begun`` is the beginning of the answer, which the client has already: its text and tokens are not told.
     """
 
     model: str
@@ -33,12 +34,17 @@ class LlamaShape:
     fields: Sequence[str] | None
     begun: str = ""
 
-    def reply(self, output: RequestOutput, *, streamed: bool = False) -> dict[str, Any]:
-        """The whole answer, or with ``streamed`` the last event of a stream, whose text has been sent."""
+    def given_tokens(self, ends: Sequence[int]) -> int:
+        """How many tokens write nothing that the client lacks, given the text's length after each token."""
+        return bisect_right(ends, len(self.begun)) if self.begun else 0
+
+    def reply(self, output: RequestOutput, place: int = 0, *, streamed: bool = False) -> dict[str, Any]:
+        """The whole answer to the prompt at ``place``, or with ``streamed`` the last event of a stream, whose text has
+        been sent."""
         sample = output.outputs[0]
-        ids = () if self.silent else sample.token_ids
+        ids = () if self.silent else sample.token_ids[self.given_tokens(sample.text_ends) :]
         whole = {
-            "index": 0,
+            "index": place,
             "content": "" if streamed or self.silent else sample.text[len(self.begun) :],
             "tokens": [] if streamed or not self.tokens else list(ids),
             "id_slot": 0,
@@ -131,8 +137,8 @@ class LlamaChunks:
     frames = _EventFrames()
 
     def __init__(self, shape: LlamaShape, sample: Sample) -> None:
-        self._shape, self._prompt_tokens = shape, len(sample.request.prompt)
-        self._predicted = len(sample.tokens)  # sent by the server that began the stream
+        self._shape, self._sample, self._prompt_tokens = shape, sample, len(sample.request.prompt)
+        self._told = len(sample.tokens)  # sent by the server that began the stream
         self._begun = max(0, len(shape.begun) - len(sample.released))
 
     def opening(self) -> Sequence[Chunk]:
@@ -140,13 +146,15 @@ class LlamaChunks:
 
     def add(self, place: int, event: StreamEvent) -> Sequence[Chunk]:
         del place  # there is only one job
-        self._predicted += len(event.token_ids)
+        given = self._shape.given_tokens(() if self._sample.text is None else self._sample.text.ends)
+        ids = event.token_ids[max(0, given - self._told) :]
+        self._told += len(event.token_ids)
         text = event.text[self._begun :]
         self._begun -= len(event.text) - len(text)
         chunks: list[Chunk] = []
-        if (text or event.token_ids) and not self._shape.silent:
-            counts = {"tokens_predicted": self._predicted, "tokens_evaluated": self._prompt_tokens}
-            part = {"index": 0, "content": text, "tokens": list(event.token_ids), LAST_FIELD: False, "id_slot": 0}
+        if (text or ids) and not self._shape.silent:
+            counts = {"tokens_predicted": self._told - given, "tokens_evaluated": self._prompt_tokens}
+            part = {"index": 0, "content": text, "tokens": list(ids), LAST_FIELD: False, "id_slot": 0}
             chunks.append({**part, **counts})
         if event.output is not None:
             chunks.append(self._shape.reply(event.output, streamed=True))

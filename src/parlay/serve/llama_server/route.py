@@ -34,6 +34,7 @@ from parlay.serve.protocol.sampling_from_body import (
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
 from parlay.text.prompts import Prompt, TokensPrompt
+from parlay.text.tokenize import encode
 from parlay.types import ParlayError, SamplingParams, StructuredOutputsParams
 
 logger = logging.getLogger(__name__)
@@ -175,8 +176,9 @@ async def _answer(
     plain = body.model_copy(update=body.sampling())
     params = sampling_params(plain, settings, _NAMES, SamplingParams(), max_tokens=1 if silent else body.max_tokens)
     if begun and not silent:
-        params = replace(params, structured_outputs=StructuredOutputsParams(regex=f"{begun}(?s:.*)"))
-    options = going_on(body_options(body, request), body.resume, stream=bool(body.stream))
+        params = _beginning_with(begun, params, served)
+    options = replace(body_options(body, request), given=len(begun))
+    options = going_on(options, body.resume, stream=bool(body.stream))
     if isinstance(body, InfillBody):
         options = filling(options, settings, body.n_cache_reuse)
 
@@ -199,11 +201,22 @@ async def _answer(
         return await answer_streamed(request, run, stream, headers)
 
     def reply(outputs: list[RequestOutput]) -> Response:
-        replies = [shape.reply(output) for output in outputs]
+        replies = [shape.reply(output, place) for place, output in enumerate(outputs)]
         return JSONResponse(replies if len(replies) > 1 else replies[0])
 
     seconds = (body.t_max_predict_ms or 0) / 1000
     return await answer_whole(request, run, reply, (lambda: _in_time(run, seconds)) if seconds else None)
+
+
+def _beginning_with(word: str, params: SamplingParams, served: Served) -> SamplingParams:
+    """Let the answer begin with a word that the client has already; its tokens come on top of the limit.
+
+    A model that writes the word with fewer tokens than the tokenizer, or more, has as many more or fewer for the rest.
+    """
+    form, most = StructuredOutputsParams(regex=f"{word}(?s:.*)"), params.max_tokens
+    if most is not None and served.tokenizer is not None:
+        most += len(encode(served.tokenizer, word, special=False))
+    return replace(params, structured_outputs=form, max_tokens=most)
 
 
 async def _in_time(run: Run, seconds: float) -> list[RequestOutput]:
