@@ -38,13 +38,13 @@ def _holds_json(path: Path) -> bool:
     if path.name.endswith((".jsonl", ".json", *COMPRESSED)):
         return True
     try:
-        return isinstance(json.loads(_text(path).lstrip().partition("\n")[0]), dict)
+        return isinstance(json.loads(read_text(path).lstrip().partition("\n")[0]), dict)
     except (ValueError, RecursionError):
         return False
 
 
 def _lines(path: Path) -> Iterator[Item]:
-    for number, line in enumerate(_text(path).split("\n")):  # splitlines would also split at rare characters
+    for number, line in enumerate(read_text(path).split("\n")):  # splitlines would also split at rare characters
         if line.strip():
             yield Item(id=str(number), messages=(Message("user", line.strip()),))
 
@@ -92,7 +92,7 @@ def records(path: Path, broken: list[str] | None = None) -> Iterator[tuple[str, 
 
     With ``broken``, lines that are not JSON are left out, as in `read`.
     """
-    text = _text(path)
+    text = read_text(path)
     if text.lstrip().startswith("["):
         yield from ((f"record {number}", record) for number, record in enumerate(_parsed(path, text, 1), start=1))
         return
@@ -116,7 +116,8 @@ def _parsed(path: Path, text: str, first_line: int) -> Any:
         raise ValueError(f"{path}, line {first_line}: not JSON ({error})") from None
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Return the text of a file, unpacked. Raises what `read` raises for a file that can't be read."""
     try:
         content = _content(path)
     except (OSError, EOFError, zlib.error) as error:
