@@ -14,15 +14,14 @@ import argparse
 import json
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 from benchmarks.commands import one_line_errors
 from benchmarks.options import command_parser
 from parlay.bench.workloads.files import read_text, records
 
-_WORDS: dict[str, list[str]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 _FILLED = (("writing", 650), ("roleplay", 420), ("stem", 520), ("humanities", 480), ("advice", 230))
 _QUESTIONS, _PUZZLES, _SUMMARIES, _PASSAGES, _TASKS, _MEETINGS = 900, 330, 520, 380, 300, 120
 _SENTENCES = (("eng-deu", "German", 900), ("eng-fra", "French", 200))
@@ -55,8 +54,19 @@ _EXTRACT = [
 ]
 _MEETING = ["Summarize this part of a meeting.\n\n", "What was discussed and decided here?\n\n", "Summarize: "]
 
+_SUBJECTS = ((0.35, "countries"), (0.7, "people"), (0.9, "things"), (1.0, "topics"))
+"""What short questions are about, and the share of questions up to each."""
+
 Prompt = tuple[str, str]
 """The kind of a prompt, and its text."""
+Words = dict[str, list[str]]
+
+
+@cache
+def words() -> Words:
+    """Topics, names, roles and templates, by what they are."""
+    found: Words = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    return found
 
 
 def filled(draw: random.Random) -> Iterator[Prompt]:
@@ -64,9 +74,9 @@ def filled(draw: random.Random) -> Iterator[Prompt]:
     for kind, count in _FILLED:
         seen: set[str] = set()
         while len(seen) < count:
-            template = draw.choice(_WORDS[kind])
-            topic, other = draw.sample(_WORDS["topics"], 2)
-            text = template.format(t=topic, u=other, p=draw.choice(_WORDS["personas"]))
+            template = draw.choice(words()[kind])
+            topic, other = draw.sample(words()["topics"], 2)
+            text = template.format(t=topic, u=other, p=draw.choice(words()["personas"]))
             if text not in seen:
                 seen.add(text)
                 yield kind, text
@@ -75,10 +85,10 @@ def filled(draw: random.Random) -> Iterator[Prompt]:
 def puzzles(draw: random.Random) -> Iterator[Prompt]:
     """Questions that want a few steps of reasoning."""
     for _ in range(_PUZZLES):
-        a, b, c, d = draw.sample(_WORDS["names"], 4)
-        relation, objects = draw.choice(_WORDS["relations"]), draw.choice(_WORDS["objects"])
+        a, b, c, d = draw.sample(words()["names"], 4)
+        relation, objects = draw.choice(words()["relations"]), draw.choice(words()["objects"])
         n = [draw.randrange(2, 40) for _ in range(4)]
-        odd = ", ".join(draw.sample(_WORDS["objects"], 3)), draw.choice(_WORDS["topics"])
+        odd = ", ".join(draw.sample(words()["objects"], 3)), draw.choice(words()["topics"])
         texts = [
             f"{a} is {relation} than {b}. {c} is {relation} than {a}. {d} is {relation} than {c}. "
             f"Is {b} {relation} than {d}? Explain.",
@@ -106,17 +116,8 @@ def questions(draw: random.Random) -> Iterator[Prompt]:
     seen: set[str] = set()
     while len(seen) < _QUESTIONS:
         which = draw.random()
-        subject, letter = next(
-            pair
-            for limit, pair in (
-                (0.35, ("countries", "c")),
-                (0.7, ("people", "p")),
-                (0.9, ("things", "x")),
-                (1.0, ("topics", "t")),
-            )
-            if which < limit
-        )
-        text = draw.choice(_WORDS[f"of_{subject}"]).format(**{letter: draw.choice(_WORDS[subject])})
+        subject = next(name for share, name in _SUBJECTS if which < share)
+        text = draw.choice(words()[f"of_{subject}"]).format(draw.choice(words()[subject]))
         if text not in seen:
             seen.add(text)
             yield "qa", text if draw.random() < 0.6 else f"{text[0].upper()}{text[1:]}?"
@@ -195,16 +196,15 @@ def translations(data: Path, draw: random.Random) -> Iterator[Prompt]:
             yield "translation", draw.choice([named, named, *others])
 
 
-def prompts(data: Path, seed: int) -> list[dict[str, Any]]:
-    """All prompts in a drawn order, each with a temperature and a seed for its answer."""
+def prompts(data: Path, seed: int) -> list[dict[str, str]]:
+    """All prompts in a drawn order."""
     draw = random.Random(seed)
     found = [*filled(draw), *puzzles(draw), *questions(draw)]
     found += of_passages(Passages(data, draw), draw)
     found += [*meetings(data, draw), *translations(data, draw)]
-    made = [{"kind": kind, "prompt": text.strip()} for kind, text in found]
+    made = [{"category": kind, "prompt": text.strip()} for kind, text in found]
     draw.shuffle(made)
-    temperatures: Sequence[float] = (0.0, 0.0, 0.0, 0.7, 1.0)
-    return [{**one, "temperature": draw.choice(temperatures), "seed": draw.randrange(2**31)} for one in made]
+    return made
 
 
 def _texts(path: Path) -> list[str]:

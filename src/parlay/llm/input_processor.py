@@ -225,9 +225,9 @@ class InputProcessor:
 
     def _compared(self, options: RequestOptions) -> RequestOptions:
         """Options for decoding a lossy job again, exactly or, if the model can't, by its reference strategy."""
-        reference, later = self.gate.reference, options.priority + 1
-        exactness = None if reference else Allowed(Exactness.SEED)
-        return replace(options, strategy=reference, exactness=exactness, store=False, priority=later, vote=None)
+        exactness = None if self.gate.reference else Allowed(Exactness.SEED)
+        own = replace(options, strategy=self.gate.reference, exactness=exactness)
+        return replace(own, store=False, priority=options.priority + 1, vote=None)
 
     def _choice(
         self, options: RequestOptions, params: SamplingParams, kind: Callable[[], str], *, predicts: bool

@@ -11,7 +11,7 @@ Schema = dict[str, Any]
 
 _KINDS = frozenset({"null", "boolean", "number", "string", "array", "object"})
 _MOST = 50_000
-"""The most comparisons, which take about a tenth of a second. Parts that were not compared do not count as disjoint."""
+"""The most comparisons, which take about a tenth of a second."""
 _DEEPEST = 32
 _UNREAD = frozenset({"patternProperties", "propertyNames", "unevaluatedProperties"})
 """Keywords about unlisted fields. This module does not read them."""
@@ -21,7 +21,8 @@ class OneOf:
     """Finds out whether the parts of each ``oneOf`` are disjoint: by types, constants, and the fields of objects.
 
     ``root``: the document that references point into. ``closed``: the schema that a text's objects really follow, if
-    that is stricter than the given one. ``follow`` resolves a reference.
+    that is stricter than the given one. ``follow`` resolves a reference. After ``most`` comparisons nothing more counts
+    as disjoint.
     """
 
     def __init__(
@@ -29,11 +30,13 @@ class OneOf:
         root: Mapping[str, Any],
         closed: Callable[[Schema], Schema],
         follow: Callable[[Any, Mapping[str, Any]], Any],
+        *,
+        most: int = _MOST,
     ) -> None:
         self._root = root
         self._closed = closed
         self._follow = follow
-        self._left = _MOST
+        self._left = most
         self.unsure = False
         """Whether a ``oneOf`` was left as it is, because its parts may overlap."""
 
@@ -42,13 +45,16 @@ class OneOf:
         parts = schema.get("oneOf")
         if not isinstance(parts, list) or not parts:
             return schema
-        if "anyOf" in schema or not all(self._apart(one, other, 0) for one, other in permutations(parts, 2)):
+        if "anyOf" in schema or not all(self.apart(one, other) for one, other in permutations(parts, 2)):
             self.unsure = True
             return schema
         return {("anyOf" if word == "oneOf" else word): value for word, value in schema.items()}
 
-    def _apart(self, text: Any, other: Any, depth: int) -> bool:
+    def apart(self, text: Any, other: Any) -> bool:
         """Whether no text that follows the schema ``text`` fits ``other``. False if that is not certain."""
+        return self._apart(text, other, 0)
+
+    def _apart(self, text: Any, other: Any, depth: int) -> bool:
         self._left -= 1
         if text is False or other is False:
             return True

@@ -58,7 +58,7 @@ def restated(schema: Mapping[str, Any]) -> Schema:
     result: Schema = rewritten(dict(schema), partial(_restated, root=schema))
     joined: list[Schema] = []
     rewritten(result, lambda part: _noted(part, joined))
-    one_of = OneOf(schema, _as_it_is if joined else _closed, followed)
+    one_of = OneOf(schema, _as_it_is if joined else _closed, _followed)
     result = rewritten(result, one_of.told_as_any)
     return result if joined or one_of.unsure else rewritten(result, _closed)
 
@@ -87,6 +87,16 @@ def _closed(schema: Schema) -> Schema:
         return schema
     known = all(isinstance(name, str) and name in fields for name in required)
     return {**schema, "additionalProperties": False} if known else schema
+
+
+_MOST_PARTS = 1000
+"""Comparisons for one value, which take two milliseconds."""
+
+
+def admits(schema: Any, value: Any, root: Mapping[str, Any]) -> bool:
+    """Whether a value fits a schema within the document ``root``, by types, listed values and alternatives. True if
+    that is not certain, and for a schema that is wrong."""
+    return not OneOf(root, _as_it_is, _followed, most=_MOST_PARTS).apart({"const": value}, schema)
 
 
 def within_grammar(schema: Mapping[str, Any]) -> str:
@@ -138,7 +148,7 @@ def _numbers(schema: Schema, *words: str) -> list[float]:
 def _without_property_names(schema: Schema, root: Mapping[str, Any]) -> Schema:
     """Remove ``propertyNames`` if it allows any text or lists names; otherwise return the schema unchanged."""
     rest = dict(schema)
-    names = followed(rest.pop("propertyNames"), root)
+    names = _followed(rest.pop("propertyNames"), root)
     if names is True:
         return rest
     if not isinstance(names, dict) or names.get("type", "string") != "string":
@@ -156,7 +166,7 @@ def _without_property_names(schema: Schema, root: Mapping[str, Any]) -> Schema:
     return {**rest, "properties": properties, "additionalProperties": False}
 
 
-def followed(schema: Any, root: Mapping[str, Any]) -> Any:
+def _followed(schema: Any, root: Mapping[str, Any]) -> Any:
     """Return the target of a reference into the same document; return anything else unchanged."""
     if not isinstance(schema, dict) or schema.keys() - _REMARKS != {"$ref"}:
         return schema

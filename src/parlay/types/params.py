@@ -133,6 +133,7 @@ class SamplingParams:
         self._check_numbers()
         self._check_lists()
         self._check_choices()
+        self.top_k = max(0, self.top_k)  # samplers and drafters know one number for the whole vocabulary
         if "" in self.stops:
             raise FieldError(
                 "stop", "contains an empty string, which would end the output before its first token: remove it"
@@ -152,7 +153,6 @@ class SamplingParams:
         _check_whole("n", self.n, 1)
         _check_range("temperature", self.temperature, 0)
         _check_whole("top_k", self.top_k, -1)
-        self.top_k = max(0, self.top_k)  # samplers and drafters know one number for the whole vocabulary
         _check_range("min_p", self.min_p, 0, 1)
         _check_range("presence_penalty", self.presence_penalty, -2, 2)
         _check_range("frequency_penalty", self.frequency_penalty, -2, 2)

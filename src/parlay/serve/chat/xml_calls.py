@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from parlay.serve.chat.argument_types import admits
 from parlay.serve.chat.calls import CallFormat, Delta, FieldCallReader
 from parlay.serve.protocol.json_values import read_value
+from parlay.structured.schemas import admits
 
 _LONGEST_HEAD = 200
 

@@ -27,19 +27,19 @@ class ItemWriter:
     def take(self, deltas: Sequence[Delta], logprobs: Sequence[Mapping[str, Any]] = ()) -> Iterator[Event]:
         """Add deltas; yields their events. ``logprobs`` are those of the tokens from which the deltas were read."""
         for delta in deltas:
+            before, self._waiting = self._waiting, []
             match delta:
                 case Thought():
-                    self._waiting = []
                     yield from self._more("reasoning", delta.text, ())
                 case Text():
-                    told, self._waiting, logprobs = [*self._waiting, *logprobs], [], ()
+                    told, logprobs = [*before, *logprobs], ()
                     yield from self._more("message", delta.text, told)
                 case Begin():
-                    self._waiting, logprobs = [], ()
+                    logprobs = ()
                     yield from self._close("completed")
                     yield from self._add(self._call(delta.name))
                 case Arguments():
-                    self._waiting, logprobs = [], ()
+                    logprobs = ()
                     self.items[-1]["arguments"] += delta.text
                     yield self._event("function_call_arguments.delta", delta=delta.text)
         if not (deltas and isinstance(deltas[-1], Thought)):
