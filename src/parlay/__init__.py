@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from parlay.aio import AsyncLLM
     from parlay.llm.adapters import LoRARequest
     from parlay.llm.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+    from parlay.llm.input_processor import RequestOptions
     from parlay.llm.llm import LLM
     from parlay.llm.outputs import CompletionOutput, Logprob, RequestFailed, RequestOutput, StreamEvent
     from parlay.llm.voting import VoteOutput, VoteParams
@@ -30,6 +31,7 @@ __all__ = [
     "Nest",
     "ParlayError",
     "RequestFailed",
+    "RequestOptions",
     "RequestOutput",
     "SamplingParams",
     "StreamEvent",
@@ -44,6 +46,7 @@ _HOMES = {
     "parlay.aio": ("AsyncLLM",),
     "parlay.llm.adapters": ("LoRARequest",),
     "parlay.llm.beam_search": ("BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence"),
+    "parlay.llm.input_processor": ("RequestOptions",),
     "parlay.llm.llm": ("LLM",),
     "parlay.llm.outputs": ("CompletionOutput", "Logprob", "RequestFailed", "RequestOutput", "StreamEvent"),
     "parlay.llm.voting": ("VoteOutput", "VoteParams"),

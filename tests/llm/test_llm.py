@@ -81,6 +81,16 @@ def test_a_prompt_is_found_cached_until_the_prefix_cache_is_reset(llm: LLM) -> N
     assert cached() == 0
 
 
+def test_models_and_tokenizers_may_be_paths() -> None:
+    """As in transformers, whatever argument names them."""
+    path = resolve("parlay-mini")
+    with LLM(path, tokenizer=path, draft_model=resolve("parlay-mini-draft"), strategy="draft-model") as llm:
+        (found,) = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=4))
+    with LLM("parlay-mini", ensemble=path) as llm:
+        (both,) = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=4))
+    assert found.outputs[0].token_ids == both.outputs[0].token_ids
+
+
 def test_prompts_share_cached_prefixes_only_within_a_cache_salt(llm: LLM) -> None:
     """As in vLLM. A salt changes no text."""
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parlay import models
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 _LEAST_COMMON = 0.5
 """Share of a model's most common tokens that each other model of its ensemble must have."""
 _OFTEN = 20_000
-Members = Ensemble | Nest | str | Sequence[str] | None
+Members = Ensemble | Nest | str | Path | Sequence[str] | None
 """The other models of an ensemble, or a datastore. Names alone mean the average of all models' distributions."""
 
 
@@ -41,6 +42,7 @@ def ensemble_of(members: Members, alone: Mapping[str, object]) -> Ensemble | Nes
 
     Raises UsageError if one of these is given too, and for members that can't be used.
     """
+    members = str(members) if isinstance(members, Path) else members
     ensemble = members if members is None or isinstance(members, Ensemble | Nest) else Ensemble(members)
     if ensemble is not None and any(alone.values()):
         named = next(name for name, value in alone.items() if value)

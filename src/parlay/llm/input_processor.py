@@ -362,7 +362,7 @@ class InputProcessor:
 
     def _ids(self, text: str, *, cut: bool) -> tuple[int, ...]:
         if self._encoder is None:
-            raise UsageError("this model came without a tokenizer: name one by --tokenizer, or give prompt_token_ids")
+            raise UsageError("this model came without a tokenizer: name one (tokenizer), or give prompt_token_ids")
         if not text:  # some tokenizers add a token, so that ids would not be empty
             raise UsageError("the prompt is empty: give some text, or token ids", "prompt")
         return self._encoder.encode(text, self._max_context, cut=cut)

@@ -66,11 +66,11 @@ class LLM:
 
     def __init__(
         self,
-        model: str | PreTrainedModel | None = None,
+        model: str | Path | PreTrainedModel | None = None,
         *,
-        tokenizer: str | Tokenizer | Vocabulary | None = None,
+        tokenizer: str | Path | Tokenizer | Vocabulary | None = None,
         strategy: str | StrategySpec | None = None,
-        draft_model: str | None = None,
+        draft_model: str | Path | None = None,
         load: LoadOptions = models.USUAL,
         dtype: str | None = None,
         device: str | None = None,
@@ -107,7 +107,7 @@ class LLM:
         self._closed, self.strategy, self.call_lock = False, str(strategy), CallLock()
         ensemble = ensemble_of(ensemble, {"certificates": certificates, "prefix_cache": prefix_cache})
         budget = self._budget = open_budget(memory, ensemble)
-        model = model_or_default(model, draft_model)
+        model, draft_model = model_or_default(model, draft_model)
         load = override(load, dtype=dtype, device=device, quantize=quantize, kv_cache_dtype=kv_cache_dtype)
         load = override(load, threads=threads, compile=compile, runner=runner, enforce_eager=enforce_eager)
         ranks = numbers.ranks_of(ranks, tensor_parallel_size, pipeline_parallel_size, context_parallel_size)
@@ -131,7 +131,7 @@ class LLM:
             self._inputs = InputProcessor(self.vocabulary, longest, spec, strategy=strategy, seed=seed, gate=gate)
 
     def get_tokenizer(self) -> Tokenizer:
-        """The tokenizer, with the methods of transformers' tokenizers. Raises ParlayError if there is none."""
+        """The tokenizer: `parlay.types.Tokenizer` has its methods. Raises ParlayError if there is none."""
         if self.tokenizer is None:
             raise ParlayError("this model came without a tokenizer: name one with LLM(tokenizer=...)")
         return self.tokenizer

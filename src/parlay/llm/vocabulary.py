@@ -8,6 +8,7 @@ from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parlay import models
@@ -124,12 +125,13 @@ class Vocabularies:
 
 
 def vocabulary_of(
-    model: str | PreTrainedModel, given: str | Tokenizer | Vocabulary | None, spec: RunnerSpec, ends: str | None
+    model: str | PreTrainedModel, given: str | Path | Tokenizer | Vocabulary | None, spec: RunnerSpec, ends: str | None
 ) -> Vocabulary:
     """The given vocabulary if it fits the model, else a new one, with the given tokenizer or the model's own."""
     if isinstance(given, Vocabulary) and given.fits(spec.vocab_size, spec.eos_ids, ends):
         return given
-    tokenizer = given.tokenizer if isinstance(given, Vocabulary) else _tokenizer(model, given, spec.vocab_size)
+    own = str(given) if isinstance(given, Path) else given
+    tokenizer = own.tokenizer if isinstance(own, Vocabulary) else _tokenizer(model, own, spec.vocab_size)
     return Vocabulary(tokenizer, spec.vocab_size, spec.eos_ids, ends)
 
 
@@ -169,11 +171,15 @@ def _why_other(named: Tokenizer, own: Tokenizer | None, vocab_size: int) -> str:
     return f"token {token} is {named.decode([token])!r:.40} in it, and {own.decode([token])!r:.40} in the model's own"
 
 
-def model_or_default(model: str | PreTrainedModel | None, draft_model: str | None) -> str | PreTrainedModel:
-    """The model, or the default model for None. Raises ParlayError now if the draft model does not exist."""
-    if draft_model is not None:
-        resolve(draft_model)
-    return default_model() if model is None else model
+def model_or_default(
+    model: str | Path | PreTrainedModel | None, draft_model: str | Path | None
+) -> tuple[str | PreTrainedModel, str | None]:
+    """The model, or the default model for None, and the draft model; both by name. Raises ParlayError now if the draft
+    model does not exist."""
+    draft = None if draft_model is None else str(draft_model)
+    if draft is not None:
+        resolve(draft)
+    return default_model() if model is None else str(model) if isinstance(model, Path) else model, draft
 
 
 def open_draft(

@@ -98,7 +98,7 @@ class Outlined:
             try:
                 words = await in_thread(self.request, lambda: route_words(self.served.llm), heavy=False)
             except ValueError as error:
-                raise ApiError(400, str(error).replace("route=False", "outline.route false"), "outline.route") from None
+                raise ApiError(400, str(error), "outline.route") from None
             spent.append(await self._ask(route_prompt(question), route_sampling(words), ROUTE_VARIABLES))
             if spent[-1].chosen.token_ids != (words.yes,):
                 return await self._plain(IN_ORDER, spent)
