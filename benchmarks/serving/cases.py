@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 from benchmarks.strategies.__main__ import everything
 from parlay import SamplingParams
 from parlay.cli.race_prompts import CALL, COPY, EDIT, PROSE
-from parlay.llm.input_processor import RequestOptions
+from parlay.llm.request_options import RequestOptions
 
 Kind = Literal["complete", "cancelled", "malformed", "failing"]
 Leave = Literal["close", "cancel", "forget", "timeout"]

@@ -28,7 +28,7 @@ from parlay import LLM, ParlayError, RequestOutput, SamplingParams
 from parlay.aio import AsyncLLM, JobStream
 from parlay.bench.host import resident_bytes
 from parlay.bench.provenance import provenance
-from parlay.llm.input_processor import RequestOptions
+from parlay.llm.request_options import RequestOptions
 from parlay.system import threads
 from parlay.types import Exactness
 

@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from parlay.aio import AsyncLLM
     from parlay.llm.adapters import LoRARequest
     from parlay.llm.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
-    from parlay.llm.input_processor import RequestOptions
     from parlay.llm.llm import LLM
     from parlay.llm.outputs import CompletionOutput, Logprob, RequestFailed, RequestOutput, StreamEvent
+    from parlay.llm.request_options import RequestOptions
     from parlay.llm.voting import VoteOutput, VoteParams
     from parlay.options import Ensemble, Nest
     from parlay.text.prompts import TextPrompt, TokensPrompt
@@ -46,7 +46,7 @@ _HOMES = {
     "parlay.aio": ("AsyncLLM",),
     "parlay.llm.adapters": ("LoRARequest",),
     "parlay.llm.beam_search": ("BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence"),
-    "parlay.llm.input_processor": ("RequestOptions",),
+    "parlay.llm.request_options": ("RequestOptions",),
     "parlay.llm.llm": ("LLM",),
     "parlay.llm.outputs": ("CompletionOutput", "Logprob", "RequestFailed", "RequestOutput", "StreamEvent"),
     "parlay.llm.voting": ("VoteOutput", "VoteParams"),

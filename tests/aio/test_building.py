@@ -14,8 +14,8 @@ import pytest
 from parlay import LLM, SamplingParams
 from parlay.aio import AsyncLLM, Closed
 from parlay.drafters.resources import Resources
-from parlay.llm.input_processor import RequestOptions
 from parlay.llm.outputs import RequestOutput
+from parlay.llm.request_options import RequestOptions
 from parlay.options import Options, UsageError, option
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView
 from tests.aio.conftest import PROMPTS, Plain

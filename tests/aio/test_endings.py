@@ -12,7 +12,7 @@ import pytest
 
 from parlay import LLM, ParlayError, SamplingParams
 from parlay.aio import AsyncLLM, Busy, Closed, JobStream
-from parlay.llm.input_processor import RequestOptions
+from parlay.llm.request_options import RequestOptions
 from tests.aio.conftest import LONG, PROMPTS, Plain
 
 PLAINLY = RequestOptions(strategy="none")

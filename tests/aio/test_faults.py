@@ -12,7 +12,7 @@ import pytest
 
 from parlay import LLM, RequestFailed, SamplingParams
 from parlay.aio import AsyncLLM, JobStream, Lost
-from parlay.llm.input_processor import RequestOptions
+from parlay.llm.request_options import RequestOptions
 from parlay.types import ParlayError, RunnerLost
 from tests.aio.conftest import LONG, PROMPTS, Plain
 

@@ -13,7 +13,7 @@ from benchmarks.serving.soak import MALFORMED, Soak, main
 from benchmarks.serving.tally import growth
 from parlay import ParlayError
 from parlay.aio import AsyncLLM
-from parlay.llm.input_processor import RequestOptions
+from parlay.llm.request_options import RequestOptions
 
 CASE = Case("complete", "The weather was", SAMPLING[0], RequestOptions(strategy="prompt-lookup"))
 

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.serving.cases import FAILING
 from parlay import RequestFailed, SamplingParams
 from parlay.aio import AsyncLLM
-from parlay.llm.input_processor import RequestOptions
+from parlay.llm.request_options import RequestOptions
 from tests.aio.conftest import LONG, PROMPTS, Plain
 
 STRATEGIES = ["none", "prompt-lookup", "draft-model", "union", "suffix-decoding"]

@@ -14,7 +14,7 @@ from parlay import LLM, ParlayError, SamplingParams
 from parlay.aio import AsyncLLM
 from parlay.certificates.gate import CertificateFile
 from parlay.certificates.ways import FEW
-from parlay.llm.input_processor import RequestOptions
+from parlay.llm.request_options import RequestOptions
 from parlay.models.fetch.resolving import resolve
 from parlay.options import LoadOptions
 from parlay.strategies.entry import DEFAULT_STRATEGY

@@ -8,8 +8,8 @@ import pytest
 
 from parlay import LLM, SamplingParams
 from parlay.cache import BLOCK
-from parlay.llm.input_processor import RequestOptions
 from parlay.llm.outputs import RequestOutput
+from parlay.llm.request_options import RequestOptions
 
 STRATEGIES = ["none", "prompt-lookup", "draft-model:k=3", "union"]
 SYSTEM = "You are given a list of animals, and of the noises that they make. The cow moos, the dog barks. " * 6

@@ -20,7 +20,7 @@ from parlay.heads.artefact import BadHead, HeadArtefact
 from parlay.heads.opening import TargetHeads, heads_of
 from parlay.heads.store import StoredDrafter
 from parlay.llm import LLM
-from parlay.llm.input_processor import RequestOptions
+from parlay.llm.request_options import RequestOptions
 from parlay.models.config import DecoderConfig
 from parlay.models.native import NativeRunner
 from parlay.models.weights.fused import Operand

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from parlay import LLM, SamplingParams
-from parlay.llm.input_processor import RequestOptions
 from parlay.llm.outputs import PredictionUse
+from parlay.llm.request_options import RequestOptions
 from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.text.prompts import predictions
 from tests.cli.conftest import Cli, cli

@@ -18,7 +18,7 @@ import pytest
 
 from parlay import LLM, SamplingParams
 from parlay.cost.measured import ROWS, MeasuredCost
-from parlay.llm.input_processor import RequestOptions
+from parlay.llm.request_options import RequestOptions
 from parlay.llm.router_file import FORMAT, RouterFileEntry, RouterMemory, entries, forget, is_here, memory_of, place
 from parlay.models.fetch.resolving import resolve
 from parlay.router.arms import Arm

@@ -56,13 +56,24 @@ def test_arguments_without_effect_are_named_in_one_warning() -> None:
         ({"logprobs_mode": "processed_logprobs"}, "logprobs_mode='processed'"),
         ({"generation_config": "folder"}, "generation_config"),
         ({"speculative_config": {"method": "dflash"}}, "dflash"),
+        ({"speculative_config": "ngram"}, "speculative_config must be a dict"),
+        ({"speculative_config": {"num_speculative_tokens": 3}}, "a dict with a method"),
+        ({"strategy": ["auto"]}, "strategy must be a text"),
+        ({"model": 5}, "model must be a name, a path"),
+        ({"draft_model": 5}, "draft_model must be a name"),
         ({"speculative_config": {"method": "ngram", "rejection_sample_method": "block"}}, "rejection_sample_method"),
         ({"speculative_config": {"method": "ngram"}, "strategy": "none"}, "remove one of them"),
     ],
 )
 def test_arguments_that_would_matter_are_refused_by_name(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        LLM("parlay-mini", **arguments)
+        LLM(**{"model": "parlay-mini", **arguments})
+
+
+def test_a_context_beyond_the_models_is_told_and_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    with LLM("parlay-mini", max_model_len=1_000_000) as llm:
+        assert llm.engine.longest <= llm.runner.spec.max_context + 1
+    assert "max_model_len=1000000" in caplog.text
 
 
 def test_an_unknown_argument_is_answered_with_the_closest_one() -> None:
@@ -98,6 +109,49 @@ def test_a_bad_word_may_be_white_space(llm: LLM) -> None:
         params = SamplingParams(temperature=0, max_tokens=3, logit_bias=bias, bad_words=words)
         for strategy in ("none", "prompt-lookup"):
             assert llm.generate("One two", params, strategy=strategy)[0].outputs[0].text == text
+
+
+def test_the_tokenizer_is_one_of_transformers(llm: LLM) -> None:
+    """A program may render its chats itself, with the same ids as `LLM.chat`."""
+    tokenizer, messages = llm.get_tokenizer(), [{"role": "user", "content": "Name a river."}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) == llm.token_ids(messages)
+    assert tokenizer.batch_decode([llm.token_ids(messages)]) == [text]
+    assert tokenizer.eos_token == "<|end|>"
+    assert llm.get_tokenizer() is tokenizer
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": 0}, [{"temperature": 0}], SamplingParams, 5])
+def test_parameters_of_another_kind_are_refused_by_name(llm: LLM, wrong: Any) -> None:
+    for call in (lambda: llm.generate("x", wrong), lambda: llm.chat([{"role": "user", "content": "x"}], wrong)):
+        with pytest.raises(ValueError, match=r"^sampling_params must be a SamplingParams"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"strategy": 5}, "^strategy must be a text"),
+        ({"strategy": [{"a": 1}]}, "^strategy must be a text"),
+        ({"exactness": 5}, "^exactness must be a text"),
+        ({"prompts": b"abc"}, "a prompt must be a text"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused_by_name(llm: LLM, arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        llm.generate(**{"prompts": "x", "sampling_params": GREEDY, **arguments})
+
+
+@pytest.mark.parametrize("tools", ["x", 5, ["x"], {"type": "function"}])
+def test_tools_of_another_kind_are_refused_by_name(llm: LLM, tools: Any) -> None:
+    with pytest.raises(ValueError, match=r"^tools must be a list of functions"):
+        llm.chat([{"role": "user", "content": "x"}], GREEDY, tools=tools)
+
+
+@pytest.mark.parametrize("messages", [None, 5, "hi", [{"content": "x"}], [{"role": 5, "content": "x"}]])
+def test_what_is_no_conversation_is_refused(llm: LLM, messages: Any) -> None:
+    with pytest.raises(ValueError, match=r"a conversation is a list of messages|messages\[0\] has no role"):
+        llm.chat(messages, GREEDY)
 
 
 def test_parameters_may_be_changed_and_are_checked_when_they_are_used(llm: LLM) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from parlay import LLM, RequestFailed, RequestOutput, SamplingParams, VoteParams
 from parlay.aio import AsyncLLM
-from parlay.llm.input_processor import RequestOptions
+from parlay.llm.request_options import RequestOptions
 from parlay.llm.voting import Ballot, lead
 
 PROMPT = "The weather was"

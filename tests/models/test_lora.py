@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from parlay import LLM, LoRARequest, SamplingParams
 from parlay.compiled.build import SOURCES
 from parlay.compiled.library import SWITCH
-from parlay.llm.input_processor import RequestOptions
+from parlay.llm.request_options import RequestOptions
 from parlay.models.config import DecoderConfig
 from parlay.models.loading import load_weights, read_config
 from parlay.models.lora import MASKS, merged, read_adapter

@@ -18,6 +18,7 @@ from parlay.models.fetch.resolving import resolve
 from parlay.models.gguf.tokenizer import build
 from parlay.models.tokenizers.folder import load_template, load_tokenizer
 from parlay.models.tokenizers.plain import PlainTokenizer
+from parlay.models.tokenizers.transformers_form import in_transformers
 from parlay.text.detokenizer import make_detokenizer
 from parlay.text.tokenize import encode, encode_all
 from parlay.types import ParlayError
@@ -51,6 +52,7 @@ def test_ids_and_texts_are_those_of_transformers(kind: str, text: str) -> None:
         expected = theirs.encode(text, add_special_tokens=special)
         assert encode(ours, text, special=special) == ours.encode(text, add_special_tokens=special) == expected
         assert encode(theirs, text, special=special) == expected
+        assert in_transformers(ours).encode(text, add_special_tokens=special) == expected
     for skip in (True, False):
         whole = theirs.decode(expected, skip_special_tokens=skip)
         assert ours.decode(expected, skip_special_tokens=skip) == whole

@@ -9,7 +9,7 @@ from inspect import getfullargspec
 from pathlib import Path
 
 from parlay import LLM, SamplingParams
-from parlay.llm.input_processor import RequestOptions
+from parlay.llm.request_options import RequestOptions
 
 PACKAGE = Path(__file__).parents[2] / "src" / "parlay"
 PLACES = ["types", "options", "llm", "serve/protocol", "structured", "sampling", "text", "engine", "aio", "cache"]

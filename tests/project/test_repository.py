@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from parlay.cli.commands import COMMANDS
-from parlay.llm.input_processor import RequestOptions
+from parlay.llm.request_options import RequestOptions
 from parlay.options import options_of
 from parlay.strategies.catalogue import catalogue
 from parlay.strategies.entry import DEFAULT_STRATEGY, StrategyEntry

@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request
 from starlette.testclient import TestClient
 
 from parlay.aio import AsyncLLM
-from parlay.llm.input_processor import RequestOptions
+from parlay.llm.request_options import RequestOptions
 from parlay.serve import middleware
 from parlay.serve.errors import ApiError
 from parlay.serve.middleware import BodyBytes

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from parlay import LLM, ParlayError, SamplingParams, StructuredOutputsParams
-from parlay.llm.input_processor import RequestOptions
+from parlay.llm.request_options import RequestOptions
 from parlay.options import LoadOptions
 from parlay.text.chat_template import ChatOptions
 from parlay.text.end_tokens import read_end_tokens

@@ -13,10 +13,10 @@ from typing import Any, Self, TypeVar
 
 from parlay.aio.engine_loop import EngineThread, Worker
 from parlay.aio.stream import Busy, Closed, JobQueue, JobStream, PendingJob, for_future
-from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Audit, Job
 from parlay.llm.llm import LLM
 from parlay.llm.outputs import RequestFailed, RequestOutput, StreamEvent
+from parlay.llm.request_options import RequestOptions
 from parlay.text.chat_template import Messages
 from parlay.text.prompts import Prompt, is_prompt
 from parlay.types import EngineStats, FieldError, ParlayError, SamplingParams

@@ -14,9 +14,9 @@ from itertools import islice
 from parlay.aio.service import AsyncLLM
 from parlay.aio.stream import Busy, Closed, JobQueue, JobStream, PendingJob
 from parlay.llm import steps_ahead
-from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Job
 from parlay.llm.judging import Words
+from parlay.llm.request_options import RequestOptions
 from parlay.llm.step_parts import Part, needless
 from parlay.text.chat_template import ChatOptions
 from parlay.types import TARGET, CommittedTokens, Event, Exactness, FinishReason, Metrics, ParlayError

@@ -19,9 +19,9 @@ from parlay.bench.host import forget_peak, peak_bytes
 from parlay.bench.records import MEASURED, MODELLED
 from parlay.bench.stopwatch import Reading, Stopwatch
 from parlay.cost.energy import EnergyMeter, TooShort, Window
-from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Job
 from parlay.llm.llm import LLM
+from parlay.llm.request_options import RequestOptions
 from parlay.types import Exactness, Metrics, ParlayError, PowerModel, SamplingParams
 
 Ids = tuple[int, ...]

@@ -152,7 +152,7 @@ _CUT = "the text is incomplete, because max_tokens cut it, so it does not have t
 def _overlaps(llm: LLM, output: RequestOutput, given: Mapping[str, Any]) -> list[bool]:
     """For each token, whether it continues a document, a prediction, the prompt, or the output so far."""
     texts = filter(None, [given["prediction"], *given["documents"]])
-    references = [llm.get_tokenizer().encode(text, add_special_tokens=False) for text in texts]
+    references = [llm.vocabulary.required_tokenizer.encode(text, add_special_tokens=False) for text in texts]
     return going_on(output.chosen.token_ids, output.prompt_token_ids, references)
 
 

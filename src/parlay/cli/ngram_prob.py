@@ -113,7 +113,7 @@ def _prob_mixed(options: argparse.Namespace, model: NgramModel, sources: Sequenc
     if window < 2:
         raise UsageError(f"--window must be at least 2, got {window}")
     with LLM(options.target, router_memory="off") as llm:
-        tokenizer = llm.get_tokenizer()
+        tokenizer = llm.vocabulary.required_tokenizer
         vocab_size = llm.runner.spec.vocab_size
         check_fits(f"--target {options.target}", str(options.file), model, vocab_size, fingerprint(tokenizer))
         for source in sources:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from parlay.llm.input_processor import RequestOptions
 from parlay.llm.outputs import Logprob, RequestOutput
+from parlay.llm.request_options import RequestOptions
 from parlay.system.progress import Progress, bar
 from parlay.text.prompts import Prompt, Prompts, TokensPrompt, listed
-from parlay.types import Request, SamplingParams, Tokenizer
+from parlay.types import Request, SamplingParams, Tokenizer, check_kind
 
 if TYPE_CHECKING:
     from parlay.llm.llm import LLM
@@ -80,7 +80,8 @@ class _Search:
 
 def search_beams(llm: LLM, prompts: Prompts, params: BeamSearchParams, use_tqdm: Progress) -> list[BeamSearchOutput]:
     """Search for the beams of all prompts: the body of `LLM.beam_search`."""
-    tokenizer, options = llm.get_tokenizer(), RequestOptions(strategy="none")
+    check_kind("params", params, BeamSearchParams, "a BeamSearchParams")
+    tokenizer, options = llm.vocabulary.required_tokenizer, RequestOptions(strategy="none")
     one = SamplingParams(max_tokens=1)
     starts = [llm.job(prompt, one, options).samples[0].request for prompt in listed(prompts)]
     decode, ends = partial(llm.generate, use_tqdm=False, strategy="none"), frozenset(llm.vocabulary.end_ids)

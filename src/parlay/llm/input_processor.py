@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from parlay.certificates.gate import CertificateGate, ExactnessChoice, chooses
@@ -14,8 +14,9 @@ from parlay.certificates.requirement import Allowed
 from parlay.certificates.requirement import parse as allowed_by
 from parlay.llm.jobs import Job, Sample, audit_of, resume
 from parlay.llm.outputs import token_decoder
+from parlay.llm.request_options import RequestOptions
 from parlay.llm.vocabulary import Vocabulary
-from parlay.llm.voting import Ballot, VoteParams, sampling_of
+from parlay.llm.voting import Ballot, sampling_of
 from parlay.sampling.processors import BadWords, packed
 from parlay.strategies.catalogue import find
 from parlay.strategies.spelling import StrategySpec
@@ -24,6 +25,7 @@ from parlay.structured.grammars import Grammar
 from parlay.text.chat_template import (
     ChatOptions,
     Messages,
+    check_messages,
     check_variables,
     plain_messages,
     render,
@@ -34,7 +36,6 @@ from parlay.text.chat_template import (
 from parlay.text.detokenizer import TextStream
 from parlay.text.prompt_kind import PromptClassifier
 from parlay.text.prompts import (
-    Document,
     Documents,
     Ids,
     Predictions,
@@ -66,6 +67,7 @@ from parlay.types import (
     RunnerSpec,
     SamplingParams,
     UsageError,
+    check_kind,
     one_line,
 )
 
@@ -77,37 +79,8 @@ _SEED_BITS = 53
 """Bits of a drawn seed. JavaScript clients hold numbers as float64, and must be able to send the seed back exactly."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestOptions:
-    """Options of a request other than its prompt and sampling parameters.
-
-    ``strategy``: None is the LLM's default or, if that names drafters and there is a ``prediction``, the strategy that
-    drafts from predictions. ``exactness``: what the request allows, as `parlay.certificates.requirement` reads it;
-    None: the strategy's own level. ``documents``, ``prediction``, ``store``: see `LLM.generate`. ``salt`` names the
-    tenant, which shares cached prefixes and stores with nobody. ``owner``: who sent the request; owners share the
-    engine evenly. ``priority``: lower is more urgent. ``adapter`` changes the model. ``cache_reuse``: runs of at least
-    this many tokens that an earlier request has cached at another position are moved, not computed again, which is
-    lossy. ``default_max_tokens``: used if the parameters have no ``max_tokens``; None: as much as the model holds.
-    ``written``: for each sample, tokens that another engine wrote; it continues after them. ``vote``: how the samples
-    decide on an answer. ``marks``: the text has all special tokens except those that end it, for parsers of calls or
-    reasoning. ``given``: how many characters at the text's beginning the client has already; stops come after them.
-    """
-
-    strategy: str | StrategySpec | None = None
-    exactness: str | Allowed | None = None
-    documents: Sequence[Document] = ()
-    prediction: Document | None = None
-    store: bool = True
-    salt: str = ""
-    cache_reuse: int = 0
-    owner: str = ""
-    priority: int = 0
-    default_max_tokens: int | None = None
-    written: Sequence[Ids] = ()
-    adapter: Adapter | None = None
-    vote: VoteParams | None = None
-    marks: bool = False
-    given: int = 0
+def _check_params(params: object) -> None:
+    check_kind("sampling_params", params, SamplingParams, "a SamplingParams, such as SamplingParams(temperature=0)")
 
 
 class InputProcessor:
@@ -165,7 +138,13 @@ class InputProcessor:
             strict=True,
         )
         return [
-            self.job(prompt, own, replace(options, strategy=name or None, adapter=by), references=texts, prediction=ids)
+            self.job(
+                prompt,
+                own,
+                replace(options, strategy=name or None, adapter=by),
+                references=texts,
+                prediction=ids,
+            )
             for prompt, own, name, texts, ids, by in each
         ]
 
@@ -188,6 +167,7 @@ class InputProcessor:
 
         Raises ValueError for a prompt or a parameter that can't be used.
         """
+        _check_params(params)
         text, ids, thoughts = self._encode(prompt, params)
         options = replace(options, salt=options.salt + salt_of(prompt))
         params = params if options.vote is None else sampling_of(options.vote, params)
@@ -318,6 +298,7 @@ class InputProcessor:
         self, messages: Messages, options: ChatOptions, params: SamplingParams
     ) -> tuple[TokensPrompt, SamplingParams]:
         """Turn one conversation into a prompt, with its negative prompt read: `chat`, then `guided_chat`."""
+        _check_params(params)
         prompt = self.chat(messages, options, cut=params.truncate_prompt_tokens is not None)
         return prompt, self.guided_chat(messages, options, params)
 
@@ -375,8 +356,7 @@ class InputProcessor:
         """
         if self._encoder is None or self._tokenizer is None or not (options.template or self._tokenizer.chat_template):
             raise ParlayError("this model has no chat template: use generate() with a plain prompt")
-        if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
-            raise ValueError("a conversation is a list of messages, each {'role': ..., 'content': ...}")
+        check_messages(messages)
         check_variables(options.variables)
         plain, tools = told_of_tools(self._tokenizer, plain_messages(messages), options.tools, options.template)
         try:

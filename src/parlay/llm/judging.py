@@ -82,7 +82,7 @@ def judge_prompts(llm: LLM, pairs: Sequence[tuple[object, object]], instruction:
 
 def words_of(llm: LLM) -> Words:
     """The ids of yes and no. Raises ValueError if they are not one token each."""
-    encode = llm.get_tokenizer().encode
+    encode = llm.vocabulary.required_tokenizer.encode
     ids = [encode(word, add_special_tokens=False) for word in ANSWERS]
     if [len(each) for each in ids] != [1, 1]:
         raise FieldError("score_by", "yes-no needs a model to which yes and no are one token each: use cosine")

@@ -50,7 +50,7 @@ def perplexity(llm: LLM, text: str, window: int = WINDOW) -> Perplexity:
     Every window begins with the tokens that every text begins with, which models expect. Raises ValueError for a text
     of fewer than two tokens.
     """
-    tokenizer = llm.get_tokenizer()
+    tokenizer = llm.vocabulary.required_tokenizer
     ids, begin_ids = tuple(tokenizer.encode(text)), tuple(tokenizer.encode(""))
     begin_ids = begin_ids if ids[: len(begin_ids)] == begin_ids else ()
     if len(ids) < 2:
@@ -84,7 +84,7 @@ def _windows(tokens: int, window: int) -> Iterator[tuple[int, int, int]]:
 
 def choose(llm: LLM, question: Question) -> Choice:
     """Find the ending that the model finds likeliest."""
-    tokenizer = llm.get_tokenizer()
+    tokenizer = llm.vocabulary.required_tokenizer
     kept = question.prompt.rstrip()  # a trailing space belongs to the ending's first token
     before = len(tokenizer.encode(kept))
     texts = [question.prompt + choice for choice in question.choices]

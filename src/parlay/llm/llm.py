@@ -17,11 +17,12 @@ from parlay.llm import embedding, numbers, steps_ahead, suggesting, vllm_argumen
 from parlay.llm.adapters import Adapted, Adapters, PerPromptAdapted
 from parlay.llm.beam_search import BeamSearchOutput, BeamSearchParams, search_beams
 from parlay.llm.ensemble import Members, ensemble_of, open_budget, open_runner
-from parlay.llm.input_processor import InputProcessor, PerPrompt, RequestOptions, Strategies
+from parlay.llm.input_processor import InputProcessor, PerPrompt, Strategies
 from parlay.llm.jobs import CallLock, Job, Stream, audit, decoded, follow
 from parlay.llm.judging import INSTRUCTION, by_answer, judge
 from parlay.llm.outputs import RequestFailed, RequestOutputs, StreamEvent
 from parlay.llm.prefix_cache import DEFAULT_SIZE, check_prefix_cache, close_prefix_cache, open_prefix_cache
+from parlay.llm.request_options import RequestOptions
 from parlay.llm.resources import parts_of
 from parlay.llm.router_file import RememberedBy
 from parlay.llm.vocabulary import Vocabulary, model_or_default, vocabulary_of
@@ -39,7 +40,7 @@ from parlay.text.prompts import Document, Documents, Predictions, Prompt, Prompt
 from parlay.types import ParlayError, SamplingParams, ScoreBy, Tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 class LLM:
@@ -130,11 +131,9 @@ class LLM:
             spec, longest = self.runner.spec, self.engine.longest
             self._inputs = InputProcessor(self.vocabulary, longest, spec, strategy=strategy, seed=seed, gate=gate)
 
-    def get_tokenizer(self) -> Tokenizer:
-        """The tokenizer: `parlay.types.Tokenizer` has its methods. Raises ParlayError if there is none."""
-        if self.tokenizer is None:
-            raise ParlayError("this model came without a tokenizer: name one with LLM(tokenizer=...)")
-        return self.tokenizer
+    def get_tokenizer(self) -> PreTrainedTokenizerBase | Tokenizer:
+        """The tokenizer, as transformers has it (or as it was given). Raises ParlayError if there is none."""
+        return self.vocabulary.in_transformers
 
     def get_default_sampling_params(self) -> SamplingParams:
         """A copy of the parameters that calls without any use; see `LLM`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,6 +30,8 @@ from parlay.types import Runner, Tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_log = logging.getLogger(__name__)
+
 
 class Parts(NamedTuple):
     """An engine, the strategies of its requests, and the cache of draft models."""
@@ -52,6 +55,8 @@ def parts_of(
 ) -> Parts:
     """Join the runner with an engine and strategies, and restore what was learned about costs before."""
     spec = runner.spec
+    if limits.max_context is not None and limits.max_context > spec.max_context:
+        _log.warning("max_model_len=%d: the model's context, %d, holds", limits.max_context, spec.max_context)
     drafts = RunnerCache(partial(open_draft, spec, tokenizer, load, budget))
     resources = resources_of(model, runner, drafts, load, draft_model=draft_model, tokenizer=tokenizer, budget=budget)
     router_file = memory_of(model, spec, f"{load.quantize or ''}{ensemble or ''}", router_memory)

@@ -14,10 +14,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, get_args
 
 from parlay.drafters.draft_models.reasoning_steps import StepEnds
-from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Job, resume
 from parlay.llm.judging import Words, words_of
 from parlay.llm.outputs import StepsAhead
+from parlay.llm.request_options import RequestOptions
 from parlay.llm.step_parts import Part, StepWatch, decode_parts
 from parlay.strategies.spelling import StrategySpec
 from parlay.text.chat_template import Messages
@@ -177,7 +177,7 @@ class AheadText:
 
     def pairs(self, parts: Sequence[Part]) -> list[tuple[str, str]]:
         """The questions for a judge: texts of drafted steps and of the target's own, where they differ."""
-        decode = self.llm.get_tokenizer().decode
+        decode = self.llm.vocabulary.required_tokenizer.decode
         texts = [(decode(list(part.drafted)), decode(list(part.own))) for part in parts if part.drafted]
         return [(drafted, own) for drafted, own in texts if drafted != own]
 
@@ -186,7 +186,7 @@ class AheadText:
 
         ``found``: one answer for each of `pairs`. Raises ValueError for another number of answers.
         """
-        asked, decode = self.pairs(parts), self.llm.get_tokenizer().decode
+        asked, decode = self.pairs(parts), self.llm.vocabulary.required_tokenizer.decode
         if len(found) != len(asked):
             raise ValueError(f"the judge has {len(found)} answers for {len(asked)} pairs: it must give one for each")
         answers = iter(found)
@@ -283,7 +283,7 @@ def begin_ahead(llm: LLM, drafter: LLM, job: Job, params: AheadParams, options: 
     """Begin the text of a job, whose own sample is never decoded. ``options``: those of the target's parts."""
     request = job.samples[0].request
     sampling = replace(request.params, seed=request.key.seed, truncate_prompt_tokens=None)
-    ends = StepEnds(llm.get_tokenizer(), params.until)
+    ends = StepEnds(llm.vocabulary.required_tokenizer, params.until)
     return AheadText(llm, drafter, request.prompt, sampling, request.stop_ids, params, options, ends, begins=job.begins)
 
 

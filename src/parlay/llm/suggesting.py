@@ -21,9 +21,9 @@ from torch import Tensor
 
 from parlay.drafters.counting.ngram_lm import check_fits
 from parlay.drafters.draft_models.superposed import TOP_K, Candidate, grown, mean_of
-from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Job, Sample
 from parlay.llm.outputs import RequestOutputs
+from parlay.llm.request_options import RequestOptions
 from parlay.models.native import NativeRunner
 from parlay.ngrams.model import NgramModel
 from parlay.sampling.processors import unusable

@@ -10,7 +10,7 @@ from parlay.options import nearest
 from parlay.options.vllm import ARGUMENTS
 from parlay.strategies.catalogue import catalogue
 from parlay.strategies.spelling import StrategySpec
-from parlay.types import FieldError
+from parlay.types import FieldError, check_kind
 
 _SPECULATIVE = {
     "method": "",
@@ -49,6 +49,8 @@ def accept(arguments: Mapping[str, object], known: Sequence[str]) -> None:
 
 def one_strategy(strategy: str | StrategySpec | None, config: Mapping[str, Any] | None) -> str | StrategySpec | None:
     """``strategy``, or the strategy that ``speculative_config`` describes. Raises ValueError if both are given."""
+    if strategy is not None:
+        check_kind("strategy", strategy, (str, StrategySpec), 'a text, such as "auto"')
     if config is None:
         return strategy
     if strategy is not None:
@@ -58,10 +60,12 @@ def one_strategy(strategy: str | StrategySpec | None, config: Mapping[str, Any] 
 
 def strategy_of(config: Mapping[str, Any]) -> str:
     """The strategy that vLLM's ``speculative_config`` describes. Raises ValueError if there is no such strategy."""
+    check_kind("speculative_config", config, Mapping, 'a dict, such as {"method": "ngram"}')
     unknown = [name for name in config if name not in _SPECULATIVE]
     if unknown:
         raise FieldError("speculative_config", f": {unknown[0]} can't be honoured: name a strategy instead")
-    method = config.get("method") or ("draft_model" if config.get("model") else "ngram")
+    method: Any = config.get("method") or ("draft_model" if config.get("model") else None)
+    check_kind("speculative_config", method, str, 'a dict with a method, such as {"method": "ngram"}')
     drafters = {name: entry for entry in catalogue().values() for name in entry.vllm}
     if method not in drafters:
         raise FieldError("speculative_config", f": no strategy for method {method}: {nearest(method, drafters)}")

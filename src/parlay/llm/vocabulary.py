@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from parlay import models
 from parlay.cache import Budget
 from parlay.drafters.stores.datastore_file import fingerprint
@@ -20,6 +22,7 @@ from parlay.models.fetch.resolving import BUILT_IN_DRAFTS, resolve, resolve_toke
 from parlay.models.loading import load_tokenizer, read_config, tokenizer_digest
 from parlay.models.tokenizers.folder import has_tokenizer
 from parlay.models.tokenizers.plain import PlainTokenizer
+from parlay.models.tokenizers.transformers_form import in_transformers
 from parlay.models.weights.fused import QuantizeRefused
 from parlay.options import LoadOptions
 from parlay.structured.grammars import Grammars
@@ -27,10 +30,10 @@ from parlay.text.detokenizer import TextStream
 from parlay.text.end_tokens import end_tokens, read_end_tokens
 from parlay.text.template_sandbox import prepare as prepare_template
 from parlay.text.tokenize import Encoder
-from parlay.types import FieldError, ParlayError, Runner, RunnerSpec, SamplingParams, Tokenizer
+from parlay.types import FieldError, ParlayError, Runner, RunnerSpec, SamplingParams, Tokenizer, check_kind
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +64,18 @@ class Vocabulary:
     def fits(self, vocab_size: int, eos_ids: Sequence[int], ends: str | None = None) -> bool:
         """Whether it was made for a model with this vocabulary size and these end tokens."""
         return self._made_for == (vocab_size, tuple(eos_ids), ends)
+
+    @property
+    def required_tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises ParlayError if there is none."""
+        if self.tokenizer is None:
+            raise ParlayError("this model came without a tokenizer: name one with LLM(tokenizer=...)")
+        return self.tokenizer
+
+    @cached_property
+    def in_transformers(self) -> PreTrainedTokenizerBase | Tokenizer:
+        """`required_tokenizer` as transformers' class, made at the first use."""
+        return in_transformers(self.required_tokenizer)
 
     @cached_property
     def special_texts(self) -> frozenset[str]:
@@ -176,6 +191,10 @@ def model_or_default(
 ) -> tuple[str | PreTrainedModel, str | None]:
     """The model, or the default model for None, and the draft model; both by name. Raises ParlayError now if the draft
     model does not exist."""
+    if model is not None:
+        check_kind("model", model, (str, Path, torch.nn.Module), "a name, a path, or a loaded transformers model")
+    if draft_model is not None:
+        check_kind("draft_model", draft_model, (str, Path), "a name or a path")
     draft = None if draft_model is None else str(draft_model)
     if draft is not None:
         resolve(draft)

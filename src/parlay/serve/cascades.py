@@ -17,9 +17,9 @@ from parlay.certificates.bounds import text_agreement
 from parlay.certificates.cascade import PROBE, CascadeFile, sureness
 from parlay.certificates.certificate import Audited
 from parlay.certificates.requirement import AUDIT_SHARE, Allowed
-from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Job
 from parlay.llm.outputs import CompletionOutput
+from parlay.llm.request_options import RequestOptions
 from parlay.serve.errors import ApiError
 from parlay.serve.hosted import Served
 from parlay.serve.registry import Registry

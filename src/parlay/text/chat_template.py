@@ -131,11 +131,18 @@ def takes_tools(template: str) -> bool:
     return re.search(r"\btools\b", template) is not None
 
 
+def _check_tools(tools: object) -> None:
+    listed = tools if isinstance(tools, Sequence) and not isinstance(tools, str) else [None]
+    if not all(isinstance(tool, Mapping) for tool in listed):
+        raise FieldError("tools", "must be a list of functions, each {'type': 'function', 'function': {...}}")
+
+
 def told_of_tools(
     tokenizer: Tokenizer, messages: Messages, tools: Tools, template: str | None = None
 ) -> tuple[Messages, Tools]:
     """Return messages and tools for `render`. If the template does not know tools, the first system message describes
     them."""
+    _check_tools(tools)
     chosen = template or _chosen(tokenizer, with_tools=True) if tools and messages else ""
     if not chosen:
         return messages, tools
@@ -234,6 +241,16 @@ def _cut(text: str, content: str) -> str:
     if not mark or content.strip() not in text:
         raise ValueError("the chat template changes the last message, so that it can't be continued")
     return (before if after.startswith(" ") else before.rstrip()).replace(_MARK, "")
+
+
+def check_messages(messages: object) -> None:
+    """Raises ValueError for a value that is not a list of messages, each with a role."""
+    listed = messages if isinstance(messages, Sequence) and not isinstance(messages, str | bytes) else [None]
+    if not all(isinstance(each, Mapping) for each in listed):
+        raise ValueError("a conversation is a list of messages, each {'role': ..., 'content': ...}")
+    for place, message in enumerate(listed):
+        if not isinstance(message.get("role"), str):
+            raise ValueError(f"messages[{place}] has no role: give it one, such as user")
 
 
 def check_variables(variables: Mapping[str, Any]) -> None:

@@ -78,6 +78,8 @@ def conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages]
     message."""
     if isinstance(messages, Mapping):
         raise ValueError("a conversation is a list of messages: put a single message in brackets")
+    if isinstance(messages, str) or not isinstance(messages, Sequence):
+        raise ValueError("a conversation is a list of messages, each {'role': ..., 'content': ...}")
     one = bool(messages) and isinstance(messages[0], Mapping)
     return cast(Sequence[Messages], [messages] if one else messages)
 
@@ -131,6 +133,8 @@ def salt_of(prompt: Prompt) -> str:
 
 def _ids(tokens: Iterable[SupportsIndex]) -> tuple[int, ...]:
     try:
+        if isinstance(tokens, bytes | bytearray):
+            raise TypeError
         return tuple([operator.index(token) for token in tokens])
     except TypeError:
         fields = reprlib.repr(tokens)

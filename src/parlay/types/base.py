@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
+import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -76,6 +77,12 @@ class FieldError(UsageError):
     def __reduce__(self) -> tuple[type[UsageError], tuple[str, ...]]:
         """Let another process show the error: exceptions are copied by calling their class with the message."""
         return UsageError, (str(self), *self.fields)
+
+
+def check_kind(field: str, value: object, kind: type | tuple[type, ...], wanted: str) -> None:
+    """Raises FieldError for a value that is not of the ``kind``; ``wanted`` tells in words what to give."""
+    if not isinstance(value, kind):
+        raise FieldError(field, f"must be {wanted}, got {reprlib.repr(value)}")
 
 
 def show_number(value: float) -> str:

@@ -14,10 +14,10 @@ from parlay import LLM, SamplingParams
 from parlay.aio import AsyncLLM
 from parlay.aio.steps_ahead import StepsDrafter, submit_ahead
 from parlay.llm import steps_ahead
-from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Job, Sample
 from parlay.llm.judging import Words
 from parlay.llm.outputs import StreamEvent
+from parlay.llm.request_options import RequestOptions
 from parlay.llm.steps_ahead import AheadParams
 from parlay.serve.app import create_app
 from parlay.serve.settings import Settings

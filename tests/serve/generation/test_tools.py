@@ -14,7 +14,7 @@ from torch import Tensor
 
 from parlay import RequestOutput, SamplingParams
 from parlay.aio import AsyncLLM
-from parlay.llm.input_processor import RequestOptions
+from parlay.llm.request_options import RequestOptions
 from parlay.serve.chat.answers import AnswerShape
 from parlay.serve.chat.calls import FORMATS, PLAIN, Arguments, Begin, CallFormat, Delta, Text
 from parlay.serve.chat.job import answer_form, call_schema, conversation

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fastapi import Request
 
-from parlay.llm.input_processor import RequestOptions
+from parlay.llm.request_options import RequestOptions
 from parlay.serve.anthropic.body import (
     CountBody,
     Document,

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Job
+from parlay.llm.request_options import RequestOptions
 from parlay.serve.chat.answers import AnswerShape
 from parlay.serve.chat.calls import HARMONY, PLAIN, CallFormat, format_of
 from parlay.serve.chat.request import ChatMessage, ChatRequest, Function

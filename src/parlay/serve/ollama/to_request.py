@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import Request
 
-from parlay.llm.input_processor import RequestOptions
+from parlay.llm.request_options import RequestOptions
 from parlay.serve.chat.request import ChatMessage, ChatRequest, Function, PastCall
 from parlay.serve.errors import ApiError
 from parlay.serve.ollama.body import GenerateBody, OllamaBody, OllamaChatBody, OllamaMessage, OllamaOptions

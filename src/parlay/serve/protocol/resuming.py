@@ -13,9 +13,9 @@ from fastapi import Request
 from pydantic import Field
 
 from parlay.certificates.gate import rule_level
-from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Job
 from parlay.llm.outputs import StreamEvent
+from parlay.llm.request_options import RequestOptions
 from parlay.models.fetch.origin import build_fingerprint
 from parlay.serve.chat.job import chat_template
 from parlay.serve.errors import ApiError

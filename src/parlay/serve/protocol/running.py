@@ -13,9 +13,9 @@ from fastapi import Request
 
 from parlay.aio import Busy, Closed, JobStream
 from parlay.aio.steps_ahead import StepsDrafter, submit_ahead
-from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Job
 from parlay.llm.outputs import RequestOutput, StreamEvent
+from parlay.llm.request_options import RequestOptions
 from parlay.sampling.processors import ALL_MASKED
 from parlay.serve.errors import TOO_LONG, ApiError, too_late, unavailable
 from parlay.serve.finished import Finished, Observer

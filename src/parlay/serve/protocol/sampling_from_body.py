@@ -14,7 +14,7 @@ from fastapi import Request
 
 from parlay.certificates.requirement import Allowed
 from parlay.certificates.requirement import parse as allowed_by
-from parlay.llm.input_processor import RequestOptions
+from parlay.llm.request_options import RequestOptions
 from parlay.llm.voting import VoteParams
 from parlay.options import NotNamed, Option, UsageError, Value
 from parlay.serve.errors import TOO_LONG, ApiError

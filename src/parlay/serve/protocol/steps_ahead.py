@@ -10,9 +10,9 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from parlay.aio.steps_ahead import StepsDrafter, check_ahead
-from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Job
 from parlay.llm.outputs import RequestOutput
+from parlay.llm.request_options import RequestOptions
 from parlay.llm.steps_ahead import AheadParams
 from parlay.serve.errors import ApiError
 from parlay.serve.hosted import Served

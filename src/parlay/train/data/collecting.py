@@ -8,9 +8,9 @@ from uuid import uuid4
 
 from torch import Tensor
 
-from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import CallLock, Job, decoded
 from parlay.llm.llm import LLM
+from parlay.llm.request_options import RequestOptions
 from parlay.router.policies import Fixed
 from parlay.sampling.rules.shared_noise import SharedNoise
 from parlay.text.prompts import TokensPrompt

@@ -60,12 +60,12 @@ def prepare(options: DrafterTrainOptions) -> list[Featured]:
     check_filled(options.work, _filling(options, prompts))
     store = _store(options, options.work)
     with LLM(options.model, max_num_seqs=_AT_ONCE, device=options.device) as llm:
-        own = 1.0 if not prompts else 0.5 if llm.get_tokenizer().chat_template else 0.0
+        own = 1.0 if not prompts else 0.5 if llm.vocabulary.required_tokenizer.chat_template else 0.0
         plan = WritingPlan(prompts, own, answer_tokens=options.answer_tokens, seed=options.seed)
-        plan = replace(plan, prompts=short_prompts(prompts, llm.get_tokenizer(), plan.prompt_tokens))
+        plan = replace(plan, prompts=short_prompts(prompts, llm.vocabulary.required_tokenizer, plan.prompt_tokens))
         if given:
             cut = Cut(plan.prompt_tokens, options.answer_tokens, options.longest, options.document_tokens)
-            texts = encode_user_texts(given, llm.get_tokenizer(), cut)
+            texts = encode_user_texts(given, llm.vocabulary.required_tokenizer, cut)
             save_user_texts(options.work, texts)
             print(f"{len(texts):,} texts of {sum(len(text.ids) for text in texts):,} tokens from {options.texts}")
         if options.written_shards:

@@ -11,8 +11,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from parlay.aio.embedding import suggest
-from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Job
+from parlay.llm.request_options import RequestOptions
 from parlay.llm.suggesting import PAPER, USED, fitting
 from parlay.ngrams.model import NgramModel
 from parlay.options import UsageError
