@@ -18,6 +18,8 @@ WHOLE_FILE = re.compile(r"\A<!-- whole file: (\w+\.md) -->")
 """How a page begins that shows a file of the root, such as CHANGELOG.md. On GitHub the page is a link to the file."""
 GENERATED = re.compile(r"^<!-- generated: ([\w-]+)(?: ([^>]*?))? -->$", re.MULTILINE)
 """Where a page has a part that is made from the package: a name of `GENERATORS`, and words for it."""
+REPOSITORY_ALONE = re.compile(r"^<!-- in the repository alone -->\n(?:>.*\n)+\n", re.MULTILINE)
+"""A quotation for readers of the files, which the site leaves out."""
 SHORT_CODE = re.compile(r"<td><code>([^<]{1,26})</code>")
 
 
@@ -27,6 +29,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     home = posixpath.join("docs", here)
     if whole := WHOLE_FILE.match(markdown):
         markdown, home = (ROOT / whole[1]).read_text(encoding="utf-8"), ""
+    markdown = REPOSITORY_ALONE.sub("", markdown)
     markdown = GENERATED.sub(lambda found: GENERATORS[found[1]](*(found[2] or "").split()), markdown)
 
     def rewritten(match: re.Match[str]) -> str:
