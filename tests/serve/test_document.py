@@ -21,6 +21,7 @@ from parlay.serve.settings import Settings
 KEY = "sesame"
 ALWAYS_REFUSABLE = {
     "/completion",
+    "/apply-template",
     "/infill",
     "/slots/{slot}",
     "/props",

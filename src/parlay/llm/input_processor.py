@@ -23,14 +23,12 @@ from parlay.strategies.spelling import StrategySpec
 from parlay.structured.after_reasoning import AfterReasoning
 from parlay.structured.grammars import Grammar
 from parlay.text.chat_template import (
+    NO_TEMPLATE,
     ChatOptions,
     Messages,
-    check_messages,
-    check_variables,
-    plain_messages,
+    in_format,
     render,
     render_pieces,
-    told_of_tools,
     with_system,
 )
 from parlay.text.detokenizer import TextStream
@@ -60,7 +58,6 @@ from parlay.types import (
     Exactness,
     FieldError,
     Guidance,
-    MachineBusy,
     NoiseKey,
     ParlayError,
     Request,
@@ -68,7 +65,6 @@ from parlay.types import (
     SamplingParams,
     UsageError,
     check_kind,
-    one_line,
 )
 
 PerPrompt = SamplingParams | Sequence[SamplingParams] | None
@@ -354,26 +350,9 @@ class InputProcessor:
         Raises ParlayError if the template refuses the conversation; ValueError for a value that is not a conversation,
         for content that is not text, and for variables that `check_variables` refuses.
         """
-        if self._encoder is None or self._tokenizer is None or not (options.template or self._tokenizer.chat_template):
-            raise ParlayError("this model has no chat template: use generate() with a plain prompt")
-        check_messages(messages)
-        check_variables(options.variables)
-        plain, tools = told_of_tools(self._tokenizer, plain_messages(messages), options.tools, options.template)
-        try:
-            write = render if options.parse_special else render_pieces
-            parts = write(
-                self._tokenizer,
-                plain,
-                tools=tools,
-                variables=options.variables,
-                template=options.template,
-                begin_answer=options.begin_answer,
-                continue_final=options.continue_final,
-            )
-        except (ValueError, MachineBusy):
-            raise
-        except Exception as error:  # a template is a program, and may raise anything
-            raise ParlayError(f"this model's chat template refuses the conversation: {one_line(error)}") from error
+        if self._encoder is None or self._tokenizer is None:
+            raise ParlayError(NO_TEMPLATE)
+        parts = in_format(self._tokenizer, messages, options, render if options.parse_special else render_pieces)
         ids = self._encoder.encode(parts, self._max_context, special=False, cut=cut)
         begins = options.begin_answer and not options.continue_final
         return TokensPrompt(prompt_token_ids=ids, thoughts=expected_thoughts(self._tokenizer, ids), begins=begins)

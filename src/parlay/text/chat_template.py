@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from parlay.text import template_sandbox
 from parlay.text.control_tokens import cut, cut_messages, pieces
-from parlay.types import FieldError, Tokenizer
+from parlay.types import FieldError, MachineBusy, ParlayError, Tokenizer, one_line
 
 Messages = Sequence[Mapping[str, Any]]
 """A conversation: messages {"role": ..., "content": ...}. Content is a text, or a list of {"type": "text", "text":
@@ -61,6 +61,38 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 _MARK = "[[the answer goes on here]] "
 """Marks the end of the message to be continued. The trailing space shows whether the template strips spaces there."""
+
+
+NO_TEMPLATE = "this model has no chat template: use generate() with a plain prompt"
+
+T = TypeVar("T")
+
+
+def in_format(tokenizer: Tokenizer, messages: Messages, options: ChatOptions, write: Callable[..., T]) -> T:
+    """Return the conversation in the model's chat format, as ``write`` returns it: `render` or `render_pieces`.
+
+    Raises ParlayError if there is no template or it refuses the conversation; ValueError for a value that is not a
+    conversation, for content that is not text, and for variables that `check_variables` refuses.
+    """
+    if not (options.template or tokenizer.chat_template):
+        raise ParlayError(NO_TEMPLATE)
+    check_messages(messages)
+    check_variables(options.variables)
+    plain, tools = told_of_tools(tokenizer, plain_messages(messages), options.tools, options.template)
+    try:
+        return write(
+            tokenizer,
+            plain,
+            tools=tools,
+            variables=options.variables,
+            template=options.template,
+            begin_answer=options.begin_answer,
+            continue_final=options.continue_final,
+        )
+    except (ValueError, MachineBusy):
+        raise
+    except Exception as error:  # a template is a program, and may raise anything
+        raise ParlayError(f"this model's chat template refuses the conversation: {one_line(error)}") from error
 
 
 def render(

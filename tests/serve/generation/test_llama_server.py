@@ -284,6 +284,29 @@ def test_prefixes_are_written_to_the_servers_own_file(client: TestClient, tmp_pa
         asyncio.run(engine.end())
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"add_generation_prompt": False},
+        {"tools": [{"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}]},
+    ],
+)
+def test_a_conversation_can_be_seen_as_the_model_reads_it(client: TestClient, more: dict[str, Any]) -> None:
+    body = {"messages": [{"role": "user", "content": "Name a colour."}], **more}
+    prompt = client.post("/apply-template", json=body).json()["prompt"]
+    assert "Name a colour." in prompt
+    assert ('"now"' in prompt) is ("tools" in more)
+    ids = client.post("/tokenize", json={"content": prompt}).json()["tokens"]
+    answer = client.post("/v1/chat/completions", json={**body, "max_tokens": 1}).json()
+    assert answer["usage"]["prompt_tokens"] == len(ids)
+
+
+def test_a_conversation_that_no_template_takes_is_refused(client: TestClient) -> None:
+    wrong = client.post("/apply-template", json={"messages": [{"role": "user", "content": 5}]})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "messages[0].content")
+
+
 def test_clients_find_what_they_look_for_at_the_start(client: TestClient) -> None:
     props = client.get("/props").json()
     assert props["default_generation_settings"]["n_ctx"] > 0

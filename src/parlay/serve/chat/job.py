@@ -19,7 +19,7 @@ from parlay.serve.protocol.running import prepare
 from parlay.serve.protocol.sampling_from_body import FieldNames, refused
 from parlay.serve.settings import Settings
 from parlay.structured.schemas import rewritten, within_grammar
-from parlay.text.chat_template import ChatOptions, Tools, check_variables
+from parlay.text.chat_template import ChatOptions, Tools, check_variables, in_format, render
 from parlay.text.reasoning import THINK, tags_of, template_text
 from parlay.types import SamplingParams, StructuredOutputsParams
 
@@ -244,15 +244,7 @@ def chat_job(served: Served, chat: ChatRequest, settings: Settings, names: Field
     template = chat_template(served)
     form = answer_form(chat, template)
     names = names.with_form(form.field)
-    messages, tools = conversation(chat, template)
-    found = template_variables(chat, template, names)
-    options = ChatOptions(
-        tools=tools,
-        variables=found.values,
-        begin_answer=chat.begin_answer,
-        continue_final=chat.continue_final,
-        parse_special=settings.parse_special,
-    )
+    messages, options, unused = formatted(chat, template, settings, names)
     params = replace(chat.params, structured_outputs=form.form)
     calls = HARMONY if HARMONY.mark in template and form.form is None else form.calls
     tags = tags_of(template)
@@ -268,7 +260,34 @@ def chat_job(served: Served, chat: ChatRequest, settings: Settings, names: Field
         thoughts=job.thoughts,
         tags=tags or THINK,
     )
-    return ChatJob(job, answers, names, own, found.unused)
+    return ChatJob(job, answers, names, own, unused)
+
+
+def formatted(
+    chat: ChatRequest, template: str, settings: Settings, names: FieldNames
+) -> tuple[list[dict[str, Any]], ChatOptions, tuple[str, ...]]:
+    """The messages and options for the chat template, and the request's fields that the template does not use."""
+    messages, tools = conversation(chat, template)
+    found = template_variables(chat, template, names)
+    options = ChatOptions(
+        tools=tools,
+        variables=found.values,
+        begin_answer=chat.begin_answer,
+        continue_final=chat.continue_final,
+        parse_special=settings.parse_special,
+    )
+    return messages, options, found.unused
+
+
+def prompt_text(served: Served, chat: ChatRequest, settings: Settings, names: FieldNames) -> str:
+    """The conversation as the model reads it. Raises ApiError or ParlayError if it can't be rendered."""
+    if served.tokenizer is None:
+        raise ApiError(400, f"model {served.name} came without a tokenizer", "model")
+    messages, options, _ = formatted(chat, chat_template(served), settings, names)
+    try:
+        return in_format(served.tokenizer, messages, options, render)
+    except ValueError as error:
+        raise refused(error, names) from None
 
 
 def chat_template(served: Served) -> str:

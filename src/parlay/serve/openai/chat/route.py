@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
+from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
 from parlay.serve.cascades import cascades_of
-from parlay.serve.chat.job import ChatJob, ChatQuestion
+from parlay.serve.chat.job import ChatJob, ChatQuestion, prompt_text
 from parlay.serve.chat.request import ChatRequest
+from parlay.serve.errors import responses
 from parlay.serve.hosted import Served
 from parlay.serve.openai.chat.body import ChatBody
 from parlay.serve.openai.chat.contents import NAMES, read_functions, read_messages, read_schema, schema_field
@@ -27,6 +29,12 @@ from parlay.serve.protocol.voting import vote_params
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
 from parlay.types import SamplingParams
+
+
+class PromptText(BaseModel):
+    """A conversation in the model's chat format, as llama-server tells it."""
+
+    prompt: str
 
 
 def router(registry: Registry, settings: Settings) -> APIRouter:
@@ -62,7 +70,19 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
             return await answer_streamed(request, run, stream, headers)
         return await answer_whole(request, run, lambda outputs: JSONResponse(chat_reply(outputs[0], shape)))
 
+    _add_template(routes, registry, settings)
     return routes
+
+
+def _add_template(routes: APIRouter, registry: Registry, settings: Settings) -> None:
+    failures = responses(400, 404, 408, 413, 429, 500, 503)
+
+    @routes.post("/apply-template", summary="Show a conversation's prompt", responses=failures)
+    async def apply_template(body: ChatBody, request: Request) -> PromptText:
+        served = await registry.use(body.model, request)
+        chat = await read(request, lambda: chat_request(body, request, settings, served.usual))
+        prompt = await in_thread(request, lambda: prompt_text(served, chat, settings, NAMES), heavy=False)
+        return PromptText(prompt=prompt)
 
 
 def chat_request(body: ChatBody, request: Request, settings: Settings, usual: SamplingParams) -> ChatRequest:
