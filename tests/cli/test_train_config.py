@@ -133,6 +133,35 @@ def test_a_run_that_fails_early_leaves_no_empty_folder(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "file", "text"),
+    [
+        ("medusa", "README.md", "notes"),
+        ("medusa", "config.json", '{"method": "eagle3"}'),
+        ("medusa", "config.json", '{"model_type": "llama"}'),
+        ("distill", "config.json", '{"method": "medusa"}'),
+        ("lm", "config.json", "[]"),
+    ],
+)
+def test_a_run_writes_into_no_folder_of_something_else(
+    cli: Cli, tmp_path: Path, kind: str, file: str, text: str
+) -> None:
+    (tmp_path / file).write_text(text)
+    texts = ["--data" if kind == "lm" else "--texts", "none.txt"]
+    result = cli("train", kind, *texts, "--out", str(tmp_path))
+    assert result.code == 2
+    what = "medusa head" if kind == "medusa" else "model"
+    assert result.err == (f"parlay: error: --out {tmp_path} is not empty, and holds no {what}: name another folder\n")
+    assert [path.read_text() for path in tmp_path.iterdir()] == [text]
+
+
+@pytest.mark.parametrize(("kind", "text"), [("medusa", '{"method": "medusa"}'), ("lm", '{"model_type": "llama"}')])
+def test_a_run_may_replace_what_it_wrote_before(cli: Cli, tmp_path: Path, kind: str, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    texts = ["--data" if kind == "lm" else "--texts", str(tmp_path / "none.txt")]
+    assert "no file or folder" in cli("train", kind, *texts, "--out", str(tmp_path)).err
+
+
 def test_files_that_cannot_be_read_are_told_plainly(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for words in (["eagle3", "--config", "none.yaml"], ["mdlm", "--data", "none.yaml"]):

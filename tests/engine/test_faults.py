@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -140,7 +141,8 @@ def test_a_model_that_fails_on_everything_ends_each_request_with_the_reason() ->
 def test_a_rule_that_raises_ends_the_guilty_request_alone() -> None:
     sick = strategy(Sick())
     finished = run(ToyRunner(LOGITS, VOCAB), [(one, sick) for one in [request("b", 1, POISON), *WELL]])
-    assert finished.pop("b")[-1].error == "RuntimeError: bad rule"
+    told = r"accept rule Sick failed at line \d+ of test_faults.py \(RuntimeError: bad rule\)"
+    assert re.fullmatch(told, finished.pop("b")[-1].error or "")
     assert {name: outcome(events) for name, events in finished.items()} == expected()
 
 

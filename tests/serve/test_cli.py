@@ -61,6 +61,7 @@ MISTAKES = {
     "records of whom": (["--record", "kept", "--api-key", "sesame"], "record=1"),
     "records of anybody": (["--record", "kept", "--no-auth"], "users have not agreed"),
     "a mask that is none": (["--record", "kept", "--record-mask", "("], "not a regular expression"),
+    "a mask of nothing": (["--record", "kept", "--record-mask", r"\d*"], "matches a text without letters"),
     "a mask for nothing": (["--record-mask", "x"], "--record FOLDER"),
     "records of no size": (["--record", "kept", "--record-megabytes", "0"], "at least 1"),
     "room of no size": (["--memory", "much"], "memory 'much'"),

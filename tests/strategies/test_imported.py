@@ -25,7 +25,7 @@ OTHERS = """
 from dataclasses import dataclass
 from parlay.sampling.rules import DistributionRule, descend
 from parlay.sampling.rules.rejection import Rejection, one_by_one
-from parlay.types import Exactness
+from parlay.types import Exactness, Needs
 
 class Own(DistributionRule):
     "Accepts as rejection does."
@@ -56,7 +56,36 @@ class Broken(Own):
     def verdict(self, inputs):
         raise RuntimeError("a bug")
 
+class Silent(Own):
+    kinds = frozenset({"point"})
+    def accept(self, views, drafts, logits_RV, roots): ...
+
+class Failing(Own):
+    def __init__(self):
+        raise RuntimeError("no table")
+
 OBJECT = Wanting(0.5)
+
+class Drafter:
+    needs = Needs()
+    def __init__(self, resources): ...
+    def propose(self, views, budgets): ...
+    def observe(self, observations): ...
+    def release(self, sequence): ...
+
+class Bare(Drafter):
+    __init__ = object.__init__
+
+class Unready(Drafter):
+    def __init__(self, resources):
+        raise RuntimeError("two\\nlines")
+
+class Needy(Drafter):
+    needs = 5
+
+class Long(Drafter):
+    def propose(self, views, budgets):
+        return [*views, None]
 """
 WORDS = "one of the men saw the house, and one of the dogs saw the men,"
 DRAWN = "draft-model:rule=other_rules:{},shape=chain,width=1"
@@ -151,12 +180,38 @@ def test_a_rule_with_a_bug_ends_its_request_alone() -> None:
         ("draft-model:rule=other_rules:Wanting", "its constructor is called with no arguments"),
         ("prompt-lookup:policy=other_rules:Nothing", "no budget policy: it lacks plan, next_budgets, trim"),
         ("prompt-lookup:policy=other_rules:Own", "no budget policy: it lacks plan, next_budgets, trim"),
+        ("prompt-lookup:rule=other_rules:Failing", "its constructor failed at line "),
+        ("other_rules:Bare", "its constructor takes nothing; it must take the resources"),
+        ("other_rules:Unready", "of other_rules.py (RuntimeError: two lines)"),
+        ("other_rules:Needy", "its needs must be a parlay.types.Needs, got 5"),
+        ("other_rules:Drafter,k=4", "its parameters follow a colon: write other_rules:Drafter:k=4"),
     ],
 )
-def test_what_is_no_rule_or_policy_is_one_clear_line(strategy: str, message: str) -> None:
+def test_what_is_no_rule_policy_or_drafter_is_one_clear_line(strategy: str, message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)) as caught, LLM("parlay-mini", router_memory="off") as llm:
         llm.generate(["a"], SamplingParams(max_tokens=1), False, strategy=strategy)
     assert "\n" not in str(caught.value)
+
+
+def test_a_rule_without_verdicts_is_named() -> None:
+    with LLM("parlay-mini", router_memory="off") as llm, pytest.raises(RequestFailed) as caught:
+        llm.generate(["a"], SamplingParams(max_tokens=2), False, strategy="prompt-lookup:rule=other_rules:Silent")
+    assert "accept rule Silent must return one Verdict for each draft" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["Drafter", "Long"])
+def test_a_drafter_that_proposes_something_else_is_told_what_to_return(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And its request goes on without it."""
+    params = SamplingParams(temperature=0, max_tokens=6)
+    with LLM("parlay-mini", router_memory="off") as llm:
+        plain, drafted = (
+            llm.generate("a", params, False, strategy=strategy)[0].outputs[0].token_ids
+            for strategy in ("none", f"other_rules:{name}:policy=fixed,k=2")
+        )
+    assert plain == drafted
+    assert "failed (propose must return one Draft for each view, got" in caplog.text
 
 
 @pytest.mark.parametrize("named", ["rule", "policy"])

@@ -208,7 +208,7 @@ def read(path: Path) -> tuple[Record, list[Row]]:
         if not isinstance(header, dict):
             raise TypeError("no object")
     except (IndexError, KeyError, TypeError, ValueError, RecursionError):
-        raise ValueError(f"{path} does not begin with a provenance record: give another --out, or --fresh") from None
+        raise ValueError(f"{path} does not begin with a provenance record, as files of rows do: name another") from None
     return header, [_row(path, number, line) for number, line in enumerate(lines[1:], start=2)]
 
 

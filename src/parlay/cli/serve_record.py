@@ -82,7 +82,10 @@ def _masks(patterns: Sequence[str]) -> list[re.Pattern[str]]:
     found = []
     for pattern in patterns:
         try:
-            found.append(re.compile(pattern))
+            mask = re.compile(pattern)
         except re.error as error:
             raise ValueError(f"--record-mask {pattern} is not a regular expression: {error}") from None
+        if mask.search(""):  # it would mask between all letters
+            raise ValueError(f"--record-mask '{pattern}' matches a text without letters: write + in place of *")
+        found.append(mask)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -13,6 +14,7 @@ from typing import Any
 from parlay.cli.flags import add_config_flags, options_or_config
 from parlay.cli.parser import Parser, add_action
 from parlay.drafters import options as methods
+from parlay.types import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +42,13 @@ def _imported(place: str) -> Any:
     return vars(import_module(module))[name]
 
 
+_HEADS = "parlay.train.heads:train"
+_MODELS = ("distill", methods.EARLY_EXIT)
+"""The recipes of `_HEADS` that write a model, not a head."""
+
+
 def _of_head(summary: str, options: str) -> Recipe:
-    return Recipe(summary, f"parlay.train.options:{options}", "parlay.train.heads:train", named=True)
+    return Recipe(summary, f"parlay.train.options:{options}", _HEADS, named=True)
 
 
 def _of_canvas(summary: str, options: str) -> Recipe:
@@ -136,10 +143,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     recipe = RECIPES[options.kind]
     asked = options_or_config(recipe.options_class(), options)
+    folders = {name: folder for name, folder in asdict(asked).items() if name in _FOLDERS}
+    _check_out(options.kind, folders.get("out"))
     train = _imported(recipe.train)
-    with _no_empty_folders([value for name, value in asdict(asked).items() if name in _FOLDERS]):
+    with _no_empty_folders(list(folders.values())):
         print(train(options.kind, asked) if recipe.named else train(asked))
     return 0
+
+
+def _check_out(kind: str, out: Path | None) -> None:
+    """Raises UsageError for a folder with files of something else than an earlier run of this recipe."""
+    if out is None or not out.is_dir() or not any(out.iterdir()):
+        return
+    try:
+        method = json.loads((out / "config.json").read_text(encoding="utf-8")).get("method")
+    except (OSError, ValueError, AttributeError):
+        method = ""
+    wanted = kind if RECIPES[kind].train == _HEADS and kind not in _MODELS else None
+    if method == "" or (method != wanted and (wanted or method in RECIPES)):
+        what = f"{wanted} head" if wanted else "model"
+        raise UsageError(f"--out {out} is not empty, and holds no {what}: name another folder")
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from parlay.types import (
     RunnerLost,
     TokenLogprobs,
     Verdict,
+    kind_and_message,
     rows_of,
 )
 
@@ -130,8 +131,7 @@ class SequenceStep:
         self._log_loss("policy", error)
 
     def _log_loss(self, part: str, error: Exception) -> None:
-        frames = traceback.extract_tb(error.__traceback__)
-        place = f" at line {frames[-1].lineno} of {Path(frames[-1].filename).name}" if frames else ""
+        place = "" if isinstance(error, ParlayError) else place_of(error)
         without = "without it" if self.sequence.drafting else "without drafts"
         logger.warning(
             "the %s of strategy %s failed%s (%s): request %s goes on %s, its text unchanged",
@@ -267,4 +267,10 @@ def isolated(
 
 
 def message_of(error: Exception) -> str:
-    return str(error) if isinstance(error, ParlayError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, ParlayError) else kind_and_message(error)
+
+
+def place_of(error: Exception) -> str:
+    """Where the error was raised, for a message; empty if that is unknown."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" at line {frames[-1].lineno} of {Path(frames[-1].filename).name}" if frames else ""

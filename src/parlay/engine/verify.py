@@ -6,15 +6,30 @@ No other forward's logits commit tokens. If a forward or a rule raises, only the
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 
-from parlay.engine.sequence_step import SequenceStep, charge, grouped, isolated, message_of
+from parlay.engine.sequence_step import SequenceStep, charge, grouped, isolated, message_of, place_of
 from parlay.sampling.rules.shared_noise import follow_tokens
 from parlay.sampling.sampler import ranked
-from parlay.types import NO_DRAFT, Exactness, Fault, Finish, Output, Runner, RunnerLost, RunnerSpec, Segment, trees
+from parlay.types import (
+    NO_DRAFT,
+    AcceptRule,
+    Exactness,
+    Fault,
+    Finish,
+    Output,
+    ParlayError,
+    Runner,
+    RunnerLost,
+    RunnerSpec,
+    Segment,
+    Verdict,
+    trees,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +176,15 @@ def is_spoilt(step: SequenceStep) -> bool:
 
 def _decide(steps: list[SequenceStep]) -> None:
     for group in grouped(steps, lambda step: (id(step.sequence.rule), id(step.out))):
-        isolated(_judge, group, SequenceStep.fail_by)
+        isolated(_judge, group, _fail_by_rule)
+
+
+def _fail_by_rule(step: SequenceStep, error: Exception) -> None:
+    """End the request because its accept rule failed. Errors of Parlay's own say what is wrong by themselves."""
+    reason = message_of(error)
+    if not isinstance(error, ParlayError):
+        reason = f"accept rule {type(step.sequence.rule).__name__} failed{place_of(error)} ({reason})"
+    step.fail(reason, error)
 
 
 def _escapes(step: SequenceStep) -> bool:
@@ -190,11 +213,19 @@ def _judge(steps: list[SequenceStep]) -> None:
         verdicts = follow_tokens(drafts, out.likeliest, roots)
     else:
         verdicts = rule.accept(views, drafts, out.logits_RV, roots)
-    for step, verdict in list(zip(steps, verdicts, strict=True)):
+    for step, verdict in zip(steps, _listed(verdicts, rule, len(steps)), strict=True):
         if isinstance(verdict, Fault):
             step.fault = verdict
         else:
             step.verdict = verdict
+
+
+def _listed(verdicts: object, rule: AcceptRule, count: int) -> list[Verdict | Fault]:
+    """The result of `AcceptRule.accept`. Raises ParlayError if it is not ``count`` verdicts or faults."""
+    found = list(verdicts) if isinstance(verdicts, Iterable) else []
+    if len(found) != count or not all(isinstance(verdict, Verdict | Fault) for verdict in found):
+        raise ParlayError(f"accept rule {type(rule).__name__} must return one Verdict for each draft")
+    return found
 
 
 def rank(steps: list[SequenceStep]) -> None:

@@ -56,7 +56,9 @@ def parts_of(
     """Join the runner with an engine and strategies, and restore what was learned about costs before."""
     spec = runner.spec
     if limits.max_context is not None and limits.max_context > spec.max_context:
-        _log.warning("max_model_len=%d is more than the model's context: %d holds", limits.max_context, spec.max_context)
+        _log.warning(
+            "max_model_len=%d is more than the model's context: %d holds", limits.max_context, spec.max_context
+        )
     drafts = RunnerCache(partial(open_draft, spec, tokenizer, load, budget))
     resources = resources_of(model, runner, drafts, load, draft_model=draft_model, tokenizer=tokenizer, budget=budget)
     router_file = memory_of(model, spec, f"{load.quantize or ''}{ensemble or ''}", router_memory)

@@ -12,7 +12,7 @@ from typing import NoReturn, cast
 from parlay.drafters.heads.proving import ProvedHeads
 from parlay.drafters.resources import NestedStrategy, Resources, at_once
 from parlay.options import Options, UsageError, options_of
-from parlay.strategies import accept_rules
+from parlay.strategies import accept_rules, imported
 from parlay.strategies.catalogue import catalogue, find
 from parlay.strategies.entries.canvases import OWN, READS, TEMPERATURES, WHOLE, DenoiseOptions
 from parlay.strategies.entry import K
@@ -29,9 +29,18 @@ def build(spec: StrategySpec, resources: Resources) -> Drafter | None:
     heads = ProvedHeads(resources.find_head) if resources.find_head else None
     own = replace(resources, rule=accept_rules.drafted_for(spec.settings), nested=nested, find_head=heads)
     factory = resolve(entry.factory)
-    drafter = factory(own) if entry.options is Options else factory(own, options(spec))
+    make = partial(factory, own) if entry.options is Options else partial(factory, own, options(spec))
+    drafter = make() if spec.name in catalogue() else _made(entry.factory, make)
     if heads is not None:
         resources.prove(partial(heads.prove, str(spec), drafter))
+    return drafter
+
+
+def _made(path: str, make: Callable[[], Drafter]) -> Drafter:
+    """Make a drafter that is not Parlay's own. Raises UsageError if that fails, and for wrong ``needs``."""
+    drafter = imported.made(path, make)
+    if not isinstance(drafter.needs, Needs):
+        raise UsageError(f"{path}: its needs must be a parlay.types.Needs, got {drafter.needs!r:.60}")
     return drafter
 
 

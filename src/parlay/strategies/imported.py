@@ -9,14 +9,19 @@ import importlib
 import inspect
 import os
 import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
-from typing import cast
+from typing import TypeVar, cast
 
 from parlay.options import UsageError, nearest
-from parlay.types import AcceptRule, Cost, Policy
+from parlay.types import AcceptRule, Cost, ParlayError, Policy, kind_and_message
 
 _POLICY = ("plan", "next_budgets", "trim", "learn", "report", "release")
 _RULE = ("exactness", "kinds", "matches", "accept")
+
+T = TypeVar("T")
 
 
 def load(path: str) -> object:
@@ -67,7 +72,19 @@ def _called(path: str, purpose: str, names: tuple[str, ...], *arguments: object)
     except TypeError as error:
         given = "budget and cost" if arguments else "no arguments"
         raise UsageError(f"{path}: its constructor is called with {given} ({error})") from None
-    return found(*arguments)
+    return made(path, lambda: found(*arguments))
+
+
+def made(path: str, make: Callable[[], T]) -> T:
+    """Call ``make``, the constructor of a class that is not Parlay's. Raises UsageError, in one line, if it fails."""
+    try:
+        return make()
+    except ParlayError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"line {frame.lineno} of {Path(frame.filename).name}"
+        raise UsageError(f"{path}: its constructor failed at {place} ({kind_and_message(error)})") from error
 
 
 def _imported(name: str) -> ModuleType:

@@ -65,7 +65,10 @@ def _described(path: str, found: type) -> StrategyEntry:
 
 def _options(path: str, found: type) -> type[Options]:
     """Return the class of the constructor's second argument, ``options``; `Options` if there is no such argument."""
-    _, *others = inspect.signature(found).parameters or ("",)
+    taken = inspect.signature(found).parameters
+    if not taken:
+        raise UsageError(f"{path}: its constructor takes nothing; it must take the resources")
+    _, *others = taken
     if not others:
         return Options
     declared = typing.get_type_hints(found.__init__).get(others[0])  # type: ignore[misc]

@@ -92,7 +92,14 @@ def _read(text: str, parameters_of: Callable[[str], Mapping[str, Option]], depth
     name, rest = _head(text.strip())
     if depth > DEPTH:
         raise UsageError(f"strategy {name}: {_TOO_DEEP}")
-    parameters = parameters_of(name)
+    try:
+        parameters = parameters_of(name)
+    except catalogue.Unlisted:
+        attribute, comma, settings = rest.partition(",")
+        if comma and attribute.isidentifier():
+            own = f"{name}:{attribute}"
+            raise UsageError(f"strategy {own}: its parameters follow a colon: write {own}:{settings}") from None
+        raise
     given = _given(name, rest, parameters, inside=depth > 1)
     values = {key: parameters[key].read(f"strategy {name}: {key}", word) for key, word in given.items()}
     members: list[StrategySpec] = []
