@@ -127,7 +127,7 @@ def test_a_model_with_itself_as_ensemble_writes_its_own_text_and_guidance_anothe
         (("--ensemble-deadline", "0.5"), "--ensemble MODEL"),
         (("--ensemble", "parlay-mini", "--contrast-beta", "0.7"), "--ensemble-rule contrast"),
         (("--nest-alpha", "0.9"), "--nest FILE"),
-        (("--negative-prompt", "no"), "while --guidance-scale is 1"),
+        (("--negative-prompt", "no"), "--guidance-scale other than 1"),
     ],
 )
 def test_a_flag_that_nothing_would_read_is_refused(cli: Cli, words: tuple[str, ...], missing: str) -> None:

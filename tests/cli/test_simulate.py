@@ -67,6 +67,22 @@ def test_a_log_says_how_many_replicas_it_needs(cli: Cli, tmp_path: Path) -> None
     assert "take more replicas" in cli(*words[:-4], "--ttft-goal", "0.0001").out
 
 
+def test_a_trace_without_kinds_has_one_acceptance_for_all(cli: Cli, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("time,prompt_tokens,output_tokens\n0,80,10\n")
+    words = ("simulate", "--trace", str(trace), *ON_L4, "--strategy", "prompt-lookup", "--acceptance")
+    assert cli(*words, "0.6").code == 0
+    told = "--acceptance code: the traffic has no kinds of work: leave out code"
+    assert cli(*words, "code=0.6").err == f"parlay: error: {told}\n"
+
+
+def test_a_failure_after_the_end_is_told(cli: Cli) -> None:
+    found = cli("simulate", *ON_L4, *CHATS, "--kill", "1e9")
+    assert "1: no replica died before the last answer ended." in found.out
+    assert "deaths" not in found.out
+    assert "no replica died" not in cli("simulate", *ON_L4, *CHATS, "--kill", "30").out
+
+
 def test_recorded_traffic_has_lengths_by_the_tokenizer_and_times_by_the_rate(cli: Cli, tmp_path: Path) -> None:
     record = tmp_path / "traffic.jsonl"
     record.write_text('{"prompt": "one two three", "answer": "four five six", "framed": true}\n' * 5)

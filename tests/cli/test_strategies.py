@@ -1,11 +1,18 @@
 """`parlay strategies` prints the catalogue."""
 
 import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
 
 from parlay.strategies.accept_rules import RULES
 from parlay.strategies.catalogue import catalogue
 from parlay.strategies.entry import DEFAULT_STRATEGY
 from tests.cli.conftest import Cli
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "rules" / "my_rules.py"
 
 
 def test_people_see_every_strategy_and_what_it_promises(cli: Cli) -> None:
@@ -22,6 +29,17 @@ def test_people_see_all_parameters_of_what_they_name(cli: Cli) -> None:
         assert out.startswith(f"{name}\n")
         assert all(f"    {parameter} " in out for parameter in entry.parameters if "." not in parameter)
     assert "rejection\n" in cli("strategies", "jacobi", "rejection").out
+
+
+def test_people_see_what_a_rule_or_drafter_of_their_own_promises(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(EXAMPLE, tmp_path / "own_rules.py")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_rules", raising=False)
+    out = cli("strategies", "own_rules:Nucleus").out
+    assert out.startswith("own_rules:Nucleus\n")
+    assert "exactness lossy; drafts: point" in out
 
 
 def test_a_name_that_is_none_is_one_line_that_says_which_is_near(cli: Cli) -> None:

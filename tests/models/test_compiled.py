@@ -122,7 +122,8 @@ def test_without_the_library_torch_runs_the_same_model(
     choosing._warn_once.cache_clear()
     _, runner = make(checkpoint), make(checkpoint)
     assert [record.levelname for record in caplog.records if "no compiled decoder" in record.message] == ["WARNING"]
-    assert runner.spec.kernels.endswith("no compiled decoder: it was not built: install with a C compiler at hand")
+    why = "it was not built: run python -m parlay.compiled.build, which needs a C compiler"
+    assert runner.spec.kernels.endswith(f"no compiled decoder: {why}")
     assert logits(runner).isfinite().all()
 
 

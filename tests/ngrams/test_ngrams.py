@@ -151,6 +151,9 @@ def test_followers_are_the_likeliest_of_the_distribution(tmp_path: Path, options
             found = model.followers(state, most)
             assert [each for _, each in found] == pytest.approx(sorted(probs, reverse=True)[:most], rel=1e-4)
             assert [probs[token] for token, _ in found] == pytest.approx([each for _, each in found], rel=1e-4)
+    for none in (0, -1):
+        with pytest.raises(ValueError, match=f"^most must be at least 1, got {none}$"):
+            model.followers(model.state([0]), none)
 
 
 def test_the_most_frequent_followers_are_those_that_sorting_finds(tmp_path: Path) -> None:
@@ -285,6 +288,11 @@ def test_texts_of_endless_words_or_lines_are_refused(tmp_path: Path, monkeypatch
     assert skipped == found[1:]
 
 
+def test_an_arpa_file_is_no_model_until_it_is_built(tmp_path: Path) -> None:
+    with pytest.raises(BadNgramFile, match=r"make a model with `parlay ngram build .*m.arpa -o FILE`"):
+        of_words(tmp_path / "m.arpa")
+
+
 def test_damaged_files_and_texts_without_words_are_refused(tmp_path: Path) -> None:
     of_words(tmp_path / "m")
     content = (tmp_path / "m").read_bytes()
@@ -365,6 +373,9 @@ def test_a_mixture_is_the_weighted_mean_and_its_weight_the_likeliest(tmp_path: P
     kept = Mixed(model, 0.5, end_ids=(2, 7))([0], logits).softmax(-1)
     assert kept[2] == pytest.approx(float(logits.softmax(-1)[2]), abs=1e-6)
     assert float(kept.sum()) == pytest.approx(1, abs=1e-6)
+    for tokens in (2, 7):
+        with pytest.raises(ValueError, match=f"the n-gram model has 3 tokens and the target {tokens}"):
+            Mixed(model, 0.25)([0], torch.zeros(tokens))
     of_the_text = [law(model, model.state([0]))[1], law(model, model.state([1]))[2], 0.0]
     assert chances(model, [0, 1, 2, 5]) == pytest.approx(of_the_text)
     ours, theirs = np.array([0.5, 0.1, 0.2]), np.array([0.2, 0.3, 0.2])

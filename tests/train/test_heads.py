@@ -84,6 +84,19 @@ def test_a_head_learns_and_resumes(method: str, form: dict[str, Any], model: Pat
     assert opened.artefact.settings["expected"] == pytest.approx(reached, abs=1e-3)
 
 
+def test_a_training_that_is_over_says_so(
+    model: Path, work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = Target.named(str(model))
+    texts = FeatureStore(work, target.stored_layers()).load()
+    (tmp_path / "work").mkdir()
+    told = []
+    for updates in (3, 2):
+        fit("medusa", options("medusa", model, tmp_path / "work", tmp_path / "head", updates), target, texts)
+        told.append("trained already, to step 3: more --updates go on from there" in capsys.readouterr().out)
+    assert told == [False, True]
+
+
 def test_a_head_is_trained_further(model: Path, work: Path, tmp_path: Path) -> None:
     """With another head's weights it begins where that one ended, and keeps its draft vocabulary."""
     target = Target.named(str(model))

@@ -367,7 +367,8 @@ def sampling_params(options: argparse.Namespace, defaults: Mapping[str, object] 
     params = SamplingParams(**{**defaults, **chosen})
     if params.negative_prompt is not None and params.guidance_scale == 1:
         raise UsageError(
-            "--negative-prompt has no effect while --guidance-scale is 1: add --guidance-scale, or remove it"
+            "--negative-prompt has no effect without --guidance-scale other than 1: "
+            "add --guidance-scale other than 1, or remove it"
         )
     if params.temperature > HOT:
         print(f"parlay: note: {hot(params.temperature)}", file=sys.stderr)

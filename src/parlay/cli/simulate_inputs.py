@@ -150,6 +150,8 @@ def _recorded(options: argparse.Namespace) -> Traffic | None:
 
 def _kind(word: str, known: Sequence[str], label: str) -> str:
     """A kind of work, by its own name or by its name in mixtures."""
+    if not any(known):
+        raise UsageError(f"{label} {word}: the traffic has no kinds of work: leave out {word}")
     name = KINDS[word].name if word in KINDS and KINDS[word].name in known else word
     if name not in known:
         raise UsageError(f"{label} {word}: {nearest(word, [each for each in known if each])}")

@@ -29,9 +29,9 @@ def page(model: str, traffic: Traffic, server: Server, found: Found, prices: Pri
         f"Simulated; steps cost as modelled for {server.source}. Each replica has a cache {cache}."
     )
     parts = [header, _latencies(found), _costs(found)]
-    if any(setup.fleet.failures or each.preemptions or each.found for setup, each in found):
+    if any(each.deaths or each.preemptions or each.found for _, each in found):
         parts.append(_events(found))
-    notes = [*_pick(found), *traffic.notes, *_acceptance(found), *_power(prices)]
+    notes = [*_pick(found), *traffic.notes, *_survivors(found), *_acceptance(found), *_power(prices)]
     parts += ["\n".join(lines) for lines in (_warnings(found), notes) if lines]
     return "\n\n".join(parts)
 
@@ -166,6 +166,13 @@ def _pick(found: Found) -> Iterator[str]:
         yield f"pick: {', '.join(min(good)[2])}: the fewest replicas with {_ENOUGH:.0%} of the requests in time"
     else:
         yield f"pick: none of these has {_ENOUGH:.0%} of the requests in time: take more replicas"
+
+
+def _survivors(found: Found) -> Iterator[str]:
+    """Names the fleets that no failure hit, though some was asked for."""
+    for name, (setup, each) in zip(_names(found)[1:], found, strict=True):
+        if setup.fleet.failures is not None and setup.fleet.failures.any and not each.deaths:
+            yield f"{', '.join(name)}: no replica died before the last answer ended."
 
 
 def _acceptance(found: Found) -> Iterator[str]:

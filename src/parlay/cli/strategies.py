@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 
 from parlay.options import Option, UsageError, options_of
+from parlay.strategies import accept_rules, imported
 from parlay.strategies.accept_rules import RULES, RuleEntry
 from parlay.strategies.catalogue import catalogue, find, listing
 from parlay.strategies.entry import DEFAULT_STRATEGY, StrategyEntry
@@ -38,11 +39,17 @@ def run(options: argparse.Namespace) -> int:
         wanted = [find(name).name for name in options.names] or catalogue()
         print(json.dumps([entry for entry in listing() if entry["name"] in wanted], indent=2))
     elif options.names:
-        found = [_describe_rule(RULES[name]) if name in RULES else _describe(find(name)) for name in options.names]
-        print("\n\n".join(found))
+        print("\n\n".join(map(_described, options.names)))
     else:
         _overview(list(catalogue().values()))
     return 0
+
+
+def _described(name: str) -> str:
+    """A strategy or an accept rule, by its name or by the path of its class."""
+    if name in RULES or (":" in name and imported.is_rule(name)):
+        return _describe_rule(accept_rules.find(name))
+    return _describe(find(name))
 
 
 def _check_bare(name: str) -> None:

@@ -46,7 +46,7 @@ def _load(path: Path, widest: str) -> structs.Core:
     if not path.exists():
         if sys.platform not in SYSTEMS:
             raise NotLoaded(f"it is for Linux and macOS, not {sys.platform}")
-        raise NotBuilt("it was not built: install with a C compiler at hand")
+        raise NotBuilt("it was not built: run python -m parlay.compiled.build, which needs a C compiler")
     try:
         library = ctypes.CDLL(str(path))
         library.parlay_sources.restype = ctypes.c_char_p

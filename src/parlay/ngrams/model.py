@@ -16,6 +16,7 @@ import numpy.typing as npt
 from parlay.ngrams import model_file
 from parlay.ngrams.trie import BEGIN, END, FIRST, UNKNOWN, Integers
 from parlay.options import user_path
+from parlay.types import FieldError
 
 State = tuple[int, ...]
 """A context: the trie places of its last id, its last two ids and so on, up to the order - 1; -1 for unseen ones."""
@@ -196,7 +197,12 @@ class NgramModel:
         return weight + self._number(1, id)
 
     def followers(self, state: State, most: int) -> list[tuple[int, float]]:
-        """Return the likeliest next tokens and their probabilities, likeliest first, without the end of the text."""
+        """Return the ``most`` likeliest next tokens and their probabilities, likeliest first.
+
+        The end of the text is left out. Raises ValueError unless ``most`` is at least 1.
+        """
+        if most < 1:
+            raise FieldError("most", f"must be at least 1, got {most}")
         found: list[tuple[float, int]] = []
         best: list[float] = []  # the ``most`` likeliest so far, as a heap
         weight, longer = 0.0, list[tuple[int, int]]()

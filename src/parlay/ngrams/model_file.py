@@ -184,7 +184,9 @@ def read(path: Path) -> Stored:
     except OSError as error:
         raise BadNgramFile(f"can't read the n-gram model {path}: {error.strerror}") from None
     except BadTensorFile as error:
-        raise BadNgramFile(f"{path} {error}: make a model with `parlay ngram build`") from None
+        arpa = path.name.endswith((".arpa", ".arpa.gz"))
+        command = f"parlay ngram build {path} -o FILE" if arpa else "parlay ngram build"
+        raise BadNgramFile(f"{path} {error}: make a model with `{command}`") from None
 
 
 class _Reader:

@@ -48,6 +48,11 @@ def policy(path: str, budget: int, cost: Cost) -> Policy:
     return cast(Policy, made)
 
 
+def is_rule(path: str) -> bool:
+    """Whether ``path`` names an accept rule or its class. Raises UsageError if it names nothing."""
+    return set(_RULE) <= set(dir(load(path)))
+
+
 def rule(path: str) -> AcceptRule:
     """Make an accept rule by calling the class that ``path`` names, without arguments; or return the rule that it
     names.

@@ -6,6 +6,7 @@ saved.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -81,10 +82,14 @@ def train(method: str, options: DrafterTrainOptions) -> str:
     threads.settle(options.threads)
     for folder in (options.work, options.out):
         make_folder(folder)
-    with where.first_alone():
-        texts = METHODS[method].prepare(options)
-    found = Target.named(options.model, chosen_device(options.device))
-    return fit(method, options, replace(found, config=options.layer(found.config)), texts, where)
+    try:
+        with where.first_alone():
+            texts = METHODS[method].prepare(options)
+        found = Target.named(options.model, chosen_device(options.device))
+        return fit(method, options, replace(found, config=options.layer(found.config)), texts, where)
+    except KeyboardInterrupt:
+        print(f"stopped: the same command goes on from {options.work}", file=sys.stderr, flush=True)
+        raise
 
 
 def fit(

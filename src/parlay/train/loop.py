@@ -122,6 +122,9 @@ class Loop:
             raise ParlayError("there are too few texts to train on: raise --shards, or give more --texts")
         options, where = self._options, self._where
         self._resume()
+        if self._share >= 1 and where.rank == 0:
+            more = "--updates" if options.updates else "--minutes"
+            print(f"{self._state} is trained already, to step {self._step}: more {more} go on from there", flush=True)
         loss_of = where.loss_of(self._recipe)
         batches = endless(texts, options.batch_tokens, options.longest, options.seed + self._step)
         own = islice(batches, where.rank, None, where.count)

@@ -16,6 +16,8 @@ _LAYOUT = "{desc} {percentage:3.0f}% |{bar}| {remaining} left{postfix}"
 def counted(what: str, shards: int) -> Iterator[Callable[[int], None]]:
     """Show progress over ``shards`` shards; yields a function to call with the number of each finished shard."""
     with bar(shards, what.capitalize(), "shard") as shown:
+        if shown.disable:
+            print(f"{what}: {shards} shards in all", flush=True)
 
         def done(number: int) -> None:
             if shown.disable:

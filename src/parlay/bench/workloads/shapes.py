@@ -73,8 +73,10 @@ def shape_of(record: Record) -> RecordShape:
     for shape in SHAPES:
         if shape.fields <= record.keys():
             return shape
-    wanted = "; ".join(f"{', '.join(sorted(shape.fields))} ({shape.name})" for shape in SHAPES)
-    raise ValueError(f"no known shape; a record has the fields {wanted}")
+    published = [shape for shape in SHAPES if shape.item is not _plain]
+    sets = "; ".join(f"{', '.join(sorted(shape.fields))} ({shape.name})" for shape in published)
+    own = ", ".join(record) or "none"
+    raise ValueError(f"no known shape (fields: {own}): give prompt or messages, or a published set's fields: {sets}")
 
 
 def _turns(record: Record, number: str) -> Item:

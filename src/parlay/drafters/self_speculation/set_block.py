@@ -88,7 +88,8 @@ class SetBlock(GuessingAhead):
 def _own_canvas(target: RunnerSpec | None) -> CanvasSpec:
     """The target's own canvas. Raises UsageError for a target that fills none, or that only fills canvases."""
     if target is None or target.canvas is None or target.fills_only or not target.together:
-        called = "there is no target" if target is None else f"{target.name} has not both"
+        lacks = "only fills places" if target is not None and target.fills_only else "fills none"
+        called = "there is no target" if target is None else f"{target.name} {lacks}"
         raise UsageError(
             f"strategy {SOURCE} needs a target that writes token by token and fills masked places: {called}; "
             "parlay train set-block makes one of a causal model, or an adapter for it (adapter=FOLDER)"

@@ -36,6 +36,7 @@ from parlay.train.translation.options import (
     TranslatorTrainOptions,
 )
 from parlay.train.translation.pairs import (
+    HELDOUT_ONE_IN,
     LENGTHS,
     Pair,
     PairBatches,
@@ -123,7 +124,8 @@ def train(kind: str, asked: TranslatorTrainOptions) -> Path:
     torch.manual_seed(asked.seed)
     training, heldout = divided(read_pairs(asked.data))
     if not training or not heldout:
-        raise ValueError(f"{asked.data} has {len(training) + len(heldout)} pairs: too few to hold some out, give more")
+        pairs, enough = len(training) + len(heldout), 10 * HELDOUT_ONE_IN
+        raise ValueError(f"{asked.data} has {pairs} pairs: too few to hold some out, give {enough} or more")
     begin = asked.init or asked.teacher
     tokenizer = _tokenizer_of(begin) if begin else make_tokenizer(training, asked.vocab_size, CONTEXT)
     if asked.teacher is not None:
