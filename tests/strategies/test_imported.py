@@ -196,7 +196,7 @@ def test_what_is_no_rule_policy_or_drafter_is_one_clear_line(strategy: str, mess
 def test_a_rule_without_verdicts_is_named() -> None:
     with LLM("parlay-mini", router_memory="off") as llm, pytest.raises(RequestFailed) as caught:
         llm.generate(["a"], SamplingParams(max_tokens=2), False, strategy="prompt-lookup:rule=other_rules:Silent")
-    assert "accept rule Silent must return one Verdict for each draft" in str(caught.value)
+    assert "accept of rule Silent must return one Verdict for each sequence, got None" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["Drafter", "Long"])
@@ -211,7 +211,7 @@ def test_a_drafter_that_proposes_something_else_is_told_what_to_return(
             for strategy in ("none", f"other_rules:{name}:policy=fixed,k=2")
         )
     assert plain == drafted
-    assert "failed (propose must return one Draft for each view, got" in caplog.text
+    assert "failed (propose must return one Draft for each sequence, got" in caplog.text
 
 
 @pytest.mark.parametrize("named", ["rule", "policy"])

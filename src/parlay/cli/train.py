@@ -155,12 +155,13 @@ def _check_out(kind: str, out: Path | None) -> None:
     """Raises UsageError for a folder with files of something else than an earlier run of this recipe."""
     if out is None or not out.is_dir() or not any(out.iterdir()):
         return
+    wanted = kind if RECIPES[kind].train == _HEADS and kind not in _MODELS else None
     try:
         method = json.loads((out / "config.json").read_text(encoding="utf-8")).get("method")
+        ours = method == wanted if wanted else method not in RECIPES
     except (OSError, ValueError, AttributeError):
-        method = ""
-    wanted = kind if RECIPES[kind].train == _HEADS and kind not in _MODELS else None
-    if method == "" or (method != wanted and (wanted or method in RECIPES)):
+        ours = False
+    if not ours:
         what = f"{wanted} head" if wanted else "model"
         raise UsageError(f"--out {out} is not empty, and holds no {what}: name another folder")
 

@@ -5,7 +5,6 @@ If a drafter or a policy raises, its requests lose their drafts and nothing else
 
 from __future__ import annotations
 
-import reprlib
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -14,7 +13,7 @@ from operator import add
 from parlay.engine.constrained import drafters_part, legal, with_forced
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.sequence import Sequence
-from parlay.engine.sequence_step import SequenceStep, charge, grouped, isolated
+from parlay.engine.sequence_step import SequenceStep, charge, grouped, isolated, listed
 from parlay.engine.tally import Clock, since
 from parlay.engine.target_layers import TargetLayers
 from parlay.types import (
@@ -26,7 +25,6 @@ from parlay.types import (
     Draft,
     Drafter,
     Needs,
-    ParlayError,
     Policy,
     RunnerSpec,
     Spent,
@@ -128,7 +126,7 @@ class Drafting:
 
         def propose(drafter: Drafter, steps: list[SequenceStep]) -> None:
             drafts = drafter.propose([step.sequence for step in steps], [step.budget for step in steps])
-            for step, draft in zip(steps, _listed(drafts, len(steps)), strict=True):
+            for step, draft in zip(steps, listed(drafts, (Draft,), len(steps), "propose"), strict=True):
                 step.draft = draft
             self._admission.admit(strategy.rule, steps)
 
@@ -188,14 +186,6 @@ class Drafting:
             began = self._clock()
             isolated(partial(_observe, number), group, partial(_drop, number), again=False)
             charge([(step, number) for step in group], since(began, self._clock))
-
-
-def _listed(drafts: object, count: int) -> list[Draft]:
-    """The result of `Drafter.propose`. Raises ParlayError if it is not ``count`` drafts."""
-    found = list(drafts) if isinstance(drafts, Iterable) else []
-    if len(found) != count or not all(isinstance(draft, Draft) for draft in found):
-        raise ParlayError(f"propose must return one Draft for each view, got {reprlib.repr(drafts)}")
-    return found
 
 
 def _leave_out(step: SequenceStep, error: Exception) -> None:

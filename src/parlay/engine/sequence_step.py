@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import reprlib
 import traceback
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -264,6 +265,18 @@ def isolated(
         logger.warning("a call for %d requests failed (%s): each is tried alone", len(members), message_of(error))
         for member in members:
             isolated(call, [member], failed)
+
+
+def listed(result: Iterable[Member], kinds: tuple[type, ...], count: int, name: str) -> list[Member]:
+    """List the result of the method ``name`` of a drafter or rule.
+
+    Raises ParlayError if it is not ``count`` objects of the ``kinds``, of which the first is the usual one.
+    """
+    found = list(result) if isinstance(result, Iterable) else []  # it may be of a class that no type checker has seen
+    if len(found) != count or not all(isinstance(each, kinds) for each in found):
+        wanted = kinds[0].__name__
+        raise ParlayError(f"{name} must return one {wanted} for each sequence, got {reprlib.repr(result)}")
+    return found
 
 
 def message_of(error: Exception) -> str:

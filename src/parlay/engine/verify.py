@@ -6,18 +6,16 @@ No other forward's logits commit tokens. If a forward or a rule raises, only the
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 
-from parlay.engine.sequence_step import SequenceStep, charge, grouped, isolated, message_of, place_of
+from parlay.engine.sequence_step import SequenceStep, charge, grouped, isolated, listed, message_of, place_of
 from parlay.sampling.rules.shared_noise import follow_tokens
 from parlay.sampling.sampler import ranked
 from parlay.types import (
     NO_DRAFT,
-    AcceptRule,
     Exactness,
     Fault,
     Finish,
@@ -213,19 +211,12 @@ def _judge(steps: list[SequenceStep]) -> None:
         verdicts = follow_tokens(drafts, out.likeliest, roots)
     else:
         verdicts = rule.accept(views, drafts, out.logits_RV, roots)
-    for step, verdict in zip(steps, _listed(verdicts, rule, len(steps)), strict=True):
+    name = f"accept of rule {type(rule).__name__}"
+    for step, verdict in zip(steps, listed(verdicts, (Verdict, Fault), len(steps), name), strict=True):
         if isinstance(verdict, Fault):
             step.fault = verdict
         else:
             step.verdict = verdict
-
-
-def _listed(verdicts: object, rule: AcceptRule, count: int) -> list[Verdict | Fault]:
-    """The result of `AcceptRule.accept`. Raises ParlayError if it is not ``count`` verdicts or faults."""
-    found = list(verdicts) if isinstance(verdicts, Iterable) else []
-    if len(found) != count or not all(isinstance(verdict, Verdict | Fault) for verdict in found):
-        raise ParlayError(f"accept rule {type(rule).__name__} must return one Verdict for each draft")
-    return found
 
 
 def rank(steps: list[SequenceStep]) -> None:
