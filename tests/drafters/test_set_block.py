@@ -125,8 +125,9 @@ def test_a_draft_for_a_text_that_was_cut_is_none() -> None:
 def test_targets_without_both_modes_are_refused() -> None:
     target = resources().target
     assert target is not None
-    for canvas in (None, CanvasSpec(MASK, block=BLOCK, text="block")):
-        with pytest.raises(UsageError, match="writes token by token and fills masked places: toy has not both"):
+    filler = CanvasSpec(MASK, block=BLOCK, text="block")
+    for canvas, why in ((None, "toy fills none"), (filler, "toy only fills places")):
+        with pytest.raises(UsageError, match=f"writes token by token and fills masked places: {why}"):
             SetBlock(Resources(VOCAB, no_runner, target=replace(target, canvas=canvas)), SetBlockOptions())
     with pytest.raises(UsageError, match="masks=1 guesses nothing with toy; give 2 or more"):
         SetBlock(resources(shift=False), SetBlockOptions(masks=1))
