@@ -47,9 +47,12 @@ class NoFiles(ApiError):
 
 
 def passed_on(headers: Iterable[tuple[bytes, bytes]], *others: bytes) -> Headers:
-    """Return the headers that are passed on: all but the connection's own and ``others``. All names must be in lower
-    case."""
-    return [header for header in headers if header[0] not in _HOP and header[0] not in others]
+    """Return the headers that are passed on: all but the connection's own, those that ``connection`` names (RFC 9110,
+    section 7.6.1) and ``others``. All names must be in lower case."""
+    given = list(headers)
+    named = b",".join(value for name, value in given if name == b"connection").lower().split(b",")
+    dropped = _HOP.union(others, map(bytes.strip, named))
+    return [header for header in given if header[0] not in dropped]
 
 
 @dataclass(slots=True)

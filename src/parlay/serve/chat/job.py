@@ -280,14 +280,20 @@ def formatted(
 
 
 def prompt_text(served: Served, chat: ChatRequest, settings: Settings, names: FieldNames) -> str:
-    """The conversation as the model reads it. Raises ApiError or ParlayError if it can't be rendered."""
+    """The conversation as a prompt that the model reads as it reads the conversation.
+
+    A beginning-of-text token that the tokenizer puts before each prompt is left out, as llama-server leaves it out:
+    otherwise the model would read two. Raises ApiError or ParlayError if the conversation can't be rendered.
+    """
     if served.tokenizer is None:
         raise ApiError(400, f"model {served.name} came without a tokenizer", "model")
     messages, options, _ = formatted(chat, chat_template(served), settings, names)
     try:
-        return in_format(served.tokenizer, messages, options, render)
+        text = in_format(served.tokenizer, messages, options, render)
     except ValueError as error:
         raise refused(error, names) from None
+    begins = served.tokenizer.encode("")[:1] == [served.tokenizer.bos_token_id]
+    return text.removeprefix(served.tokenizer.special_tokens_map.get("bos_token", "")) if begins else text
 
 
 def chat_template(served: Served) -> str:

@@ -66,7 +66,7 @@ class LlamaShape:
     def _settings(self, sample: CompletionOutput) -> dict[str, Any]:
         params = self.params
         return {
-            "n_predict": -1 if params.max_tokens is None else params.max_tokens,
+            "n_predict": 0 if self.silent else -1 if params.max_tokens is None else params.max_tokens,
             "n_ctx": self.max_model_len,
             "seed": sample.seed,
             "temperature": params.temperature,

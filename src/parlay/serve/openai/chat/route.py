@@ -17,7 +17,7 @@ from parlay.serve.openai.chat.outlined import Outlined
 from parlay.serve.openai.chat.reply import ChatReply, ChatShape, chat_reply
 from parlay.serve.openai.chunks import WHOLE_VOTE, ChatChunks
 from parlay.serve.protocol.answering import BodyRoute, answer_streamed, answer_whole, described, in_thread, read
-from parlay.serve.protocol.body import check_extras, note_ignored
+from parlay.serve.protocol.body import check_extras, ignored_header, note_ignored
 from parlay.serve.protocol.logprobs import Speller
 from parlay.serve.protocol.outlining import outline_params
 from parlay.serve.protocol.resuming import Resume, going_on, renamed, resumable
@@ -78,9 +78,12 @@ def _add_template(routes: APIRouter, registry: Registry, settings: Settings) -> 
     failures = responses(400, 404, 408, 413, 429, 500, 503)
 
     @routes.post("/apply-template", summary="Show a conversation's prompt", responses=failures)
-    async def apply_template(body: ChatBody, request: Request) -> PromptText:
+    async def apply_template(body: ChatBody, request: Request, response: Response) -> PromptText:
         served = await registry.use(body.model, request)
         chat = await read(request, lambda: chat_request(body, request, settings, served.usual))
+        if body.truncate_prompt_tokens is not None:
+            note_ignored(request, settings, ["truncate_prompt_tokens"])
+        response.headers.update(ignored_header(request))
         prompt = await in_thread(request, lambda: prompt_text(served, chat, settings, NAMES), heavy=False)
         return PromptText(prompt=prompt)
 
