@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import reprlib
-import traceback
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -30,6 +28,7 @@ from parlay.types import (
     TokenLogprobs,
     Verdict,
     kind_and_message,
+    place_of,
     rows_of,
 )
 
@@ -132,7 +131,7 @@ class SequenceStep:
         self._log_loss("policy", error)
 
     def _log_loss(self, part: str, error: Exception) -> None:
-        place = "" if isinstance(error, ParlayError) else place_of(error)
+        place = "" if isinstance(error, ParlayError) else f" at {place_of(error)}"
         without = "without it" if self.sequence.drafting else "without drafts"
         logger.warning(
             "the %s of strategy %s failed%s (%s): request %s goes on %s, its text unchanged",
@@ -281,9 +280,3 @@ def listed(result: Iterable[Member], kinds: tuple[type, ...], count: int, name: 
 
 def message_of(error: Exception) -> str:
     return str(error) if isinstance(error, ParlayError) else kind_and_message(error)
-
-
-def place_of(error: Exception) -> str:
-    """Where the error was raised, for a message; empty if that is unknown."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f" at line {frames[-1].lineno} of {Path(frames[-1].filename).name}" if frames else ""

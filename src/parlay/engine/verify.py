@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from parlay.engine.sequence_step import SequenceStep, charge, grouped, isolated, listed, message_of, place_of
+from parlay.engine.sequence_step import SequenceStep, charge, grouped, isolated, listed, message_of
 from parlay.sampling.rules.shared_noise import follow_tokens
 from parlay.sampling.sampler import ranked
 from parlay.types import (
@@ -26,6 +26,7 @@ from parlay.types import (
     RunnerSpec,
     Segment,
     Verdict,
+    place_of,
     trees,
 )
 
@@ -181,7 +182,7 @@ def _fail_by_rule(step: SequenceStep, error: Exception) -> None:
     """End the request because its accept rule failed. Errors of Parlay's own say what is wrong by themselves."""
     reason = message_of(error)
     if not isinstance(error, ParlayError):
-        reason = f"accept rule {type(step.sequence.rule).__name__} failed{place_of(error)} ({reason})"
+        reason = f"accept rule {type(step.sequence.rule).__name__} failed at {place_of(error)} ({reason})"
     step.fail(reason, error)
 
 

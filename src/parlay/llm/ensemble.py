@@ -15,6 +15,7 @@ from parlay.drafters.other_vocabularies.letters import TokenLetters
 from parlay.drafters.other_vocabularies.vocabularies import spelled
 from parlay.drafters.stores.state_store import MappedStates, need_faiss, read_header
 from parlay.heads.deferral import facts_of_deferral, open_deferral
+from parlay.llm.vocabulary import as_name
 from parlay.models.ensembles.ensemble import EnsembleRunner
 from parlay.models.ensembles.nest import NestRunner
 from parlay.models.ensembles.translated import TranslatedRunner, Translation
@@ -42,7 +43,7 @@ def ensemble_of(members: Members, alone: Mapping[str, object]) -> Ensemble | Nes
 
     Raises UsageError if one of these is given too, and for members that can't be used.
     """
-    members = str(members) if isinstance(members, Path) else members
+    members = as_name(members)
     ensemble = members if members is None or isinstance(members, Ensemble | Nest) else Ensemble(members)
     if ensemble is not None and any(alone.values()):
         named = next(name for name, value in alone.items() if value)

@@ -134,13 +134,7 @@ class InputProcessor:
             strict=True,
         )
         return [
-            self.job(
-                prompt,
-                own,
-                replace(options, strategy=name or None, adapter=by),
-                references=texts,
-                prediction=ids,
-            )
+            self.job(prompt, own, replace(options, strategy=name or None, adapter=by), references=texts, prediction=ids)
             for prompt, own, name, texts, ids, by in each
         ]
 
@@ -201,9 +195,9 @@ class InputProcessor:
 
     def _compared(self, options: RequestOptions) -> RequestOptions:
         """Options for decoding a lossy job again, exactly or, if the model can't, by its reference strategy."""
-        exactness = None if self.gate.reference else Allowed(Exactness.SEED)
-        own = replace(options, strategy=self.gate.reference, exactness=exactness)
-        return replace(own, store=False, priority=options.priority + 1, vote=None)
+        reference, later = self.gate.reference, options.priority + 1
+        exactness = None if reference else Allowed(Exactness.SEED)
+        return replace(options, strategy=reference, exactness=exactness, store=False, priority=later, vote=None)
 
     def _choice(
         self, options: RequestOptions, params: SamplingParams, kind: Callable[[], str], *, predicts: bool
@@ -339,7 +333,7 @@ class InputProcessor:
 
     def _ids(self, text: str, *, cut: bool) -> tuple[int, ...]:
         if self._encoder is None:
-            raise UsageError("this model came without a tokenizer: name one (tokenizer), or give prompt_token_ids")
+            raise UsageError("this model came without a tokenizer: name one, or give prompt_token_ids")
         if not text:  # some tokenizers add a token, so that ids would not be empty
             raise UsageError("the prompt is empty: give some text, or token ids", "prompt")
         return self._encoder.encode(text, self._max_context, cut=cut)

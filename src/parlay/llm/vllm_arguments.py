@@ -64,8 +64,11 @@ def strategy_of(config: Mapping[str, Any]) -> str:
     unknown = [name for name in config if name not in _SPECULATIVE]
     if unknown:
         raise FieldError("speculative_config", f": {unknown[0]} can't be honoured: name a strategy instead")
-    method: Any = config.get("method") or ("draft_model" if config.get("model") else None)
-    check_kind("speculative_config", method, str, 'a dict with a method, such as {"method": "ngram"}')
+    method = config.get("method") or ("draft_model" if config.get("model") else None)
+    if not isinstance(method, str):
+        raise FieldError(
+            "speculative_config", f'={config}: must be a dict with a method, such as {{"method": "ngram"}}'
+        )
     drafters = {name: entry for entry in catalogue().values() for name in entry.vllm}
     if method not in drafters:
         raise FieldError("speculative_config", f": no strategy for method {method}: {nearest(method, drafters)}")

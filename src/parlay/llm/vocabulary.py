@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -34,6 +34,8 @@ from parlay.types import FieldError, ParlayError, Runner, RunnerSpec, SamplingPa
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -139,13 +141,18 @@ class Vocabularies:
             self._vocabularies.popitem(last=False)
 
 
+def as_name(given: T | Path) -> T | str:
+    """A path as text, which is how models are named; any other value as it is."""
+    return str(given) if isinstance(given, Path) else given
+
+
 def vocabulary_of(
     model: str | PreTrainedModel, given: str | Path | Tokenizer | Vocabulary | None, spec: RunnerSpec, ends: str | None
 ) -> Vocabulary:
     """The given vocabulary if it fits the model, else a new one, with the given tokenizer or the model's own."""
     if isinstance(given, Vocabulary) and given.fits(spec.vocab_size, spec.eos_ids, ends):
         return given
-    own = str(given) if isinstance(given, Path) else given
+    own = as_name(given)
     tokenizer = own.tokenizer if isinstance(own, Vocabulary) else _tokenizer(model, own, spec.vocab_size)
     return Vocabulary(tokenizer, spec.vocab_size, spec.eos_ids, ends)
 
@@ -195,10 +202,10 @@ def model_or_default(
         check_kind("model", model, (str, Path, torch.nn.Module), "a name, a path, or a loaded transformers model")
     if draft_model is not None:
         check_kind("draft_model", draft_model, (str, Path), "a name or a path")
-    draft = None if draft_model is None else str(draft_model)
+    draft = as_name(draft_model)
     if draft is not None:
         resolve(draft)
-    return default_model() if model is None else str(model) if isinstance(model, Path) else model, draft
+    return default_model() if model is None else as_name(model), draft
 
 
 def open_draft(

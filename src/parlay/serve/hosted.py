@@ -50,6 +50,13 @@ class Served:
         return self.llm.tokenizer
 
     @property
+    def required_tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises ApiError if there is none."""
+        if self.tokenizer is None:
+            raise ApiError(400, f"model {self.name} came without a tokenizer", "model")
+        return self.tokenizer
+
+    @property
     def vocabulary(self) -> Vocabulary:
         return self.llm.vocabulary
 

@@ -9,14 +9,12 @@ import importlib
 import inspect
 import os
 import sys
-import traceback
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import TypeVar, cast
 
 from parlay.options import UsageError, nearest
-from parlay.types import AcceptRule, Cost, ParlayError, Policy, kind_and_message
+from parlay.types import AcceptRule, Cost, ParlayError, Policy, kind_and_message, place_of
 
 _POLICY = ("plan", "next_budgets", "trim", "learn", "report", "release")
 _RULE = ("exactness", "kinds", "matches", "accept")
@@ -87,9 +85,7 @@ def made(path: str, make: Callable[[], T]) -> T:
     except ParlayError:
         raise
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"line {frame.lineno} of {Path(frame.filename).name}"
-        raise UsageError(f"{path}: its constructor failed at {place} ({kind_and_message(error)})") from error
+        raise UsageError(f"{path}: its constructor failed at {place_of(error)} ({kind_and_message(error)})") from error
 
 
 def _imported(name: str) -> ModuleType:

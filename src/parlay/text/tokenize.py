@@ -90,6 +90,12 @@ def encode(tokenizer: Tokenizer, text: str, *, special: bool) -> list[int]:
     return encode_all(tokenizer, [text], special=special)[0]
 
 
+def opening(tokenizer: Tokenizer) -> list[int]:
+    """The beginning-of-text token, if the tokenizer puts it before every text; otherwise nothing."""
+    first = tokenizer.encode("")[:1]
+    return first if first == [tokenizer.bos_token_id] else []
+
+
 def encode_pieces(tokenizer: Tokenizer, parts: Sequence[str], *, special: bool) -> list[int]:
     """Return the ids of a text that is encoded piece by piece. ``special`` applies to the first piece, as in
     `encode`."""

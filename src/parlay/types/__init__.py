@@ -25,6 +25,7 @@ from parlay.types.base import (
     first_line,
     kind_and_message,
     one_line,
+    place_of,
     shared_length,
     show_number,
 )
@@ -191,6 +192,7 @@ __all__ = [
     "kind_and_message",
     "link_size",
     "one_line",
+    "place_of",
     "rows_of",
     "shared_length",
     "show_number",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import enum
 import re
 import reprlib
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
@@ -106,6 +108,12 @@ def first_line(error: BaseException) -> str:
 def kind_and_message(error: BaseException) -> str:
     """Write the name of an error's class and its message in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def place_of(error: BaseException) -> str:
+    """Write where an error was raised: the line and the file's name; empty if that is unknown."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"line {frames[-1].lineno} of {Path(frames[-1].filename).name}" if frames else ""
 
 
 class MachineBusy(ParlayError):

@@ -21,6 +21,7 @@ from parlay.serve.settings import Settings
 from parlay.structured.schemas import rewritten, within_grammar
 from parlay.text.chat_template import ChatOptions, Tools, check_variables, in_format, render
 from parlay.text.reasoning import THINK, tags_of, template_text
+from parlay.text.tokenize import opening
 from parlay.types import SamplingParams, StructuredOutputsParams
 
 
@@ -285,15 +286,13 @@ def prompt_text(served: Served, chat: ChatRequest, settings: Settings, names: Fi
     A beginning-of-text token that the tokenizer puts before each prompt is left out, as llama-server leaves it out:
     otherwise the model would read two. Raises ApiError or ParlayError if the conversation can't be rendered.
     """
-    if served.tokenizer is None:
-        raise ApiError(400, f"model {served.name} came without a tokenizer", "model")
+    tokenizer = served.required_tokenizer
     messages, options, _ = formatted(chat, chat_template(served), settings, names)
     try:
-        text = in_format(served.tokenizer, messages, options, render)
+        text = in_format(tokenizer, messages, options, render)
     except ValueError as error:
         raise refused(error, names) from None
-    begins = served.tokenizer.encode("")[:1] == [served.tokenizer.bos_token_id]
-    return text.removeprefix(served.tokenizer.special_tokens_map.get("bos_token", "")) if begins else text
+    return text.removeprefix(tokenizer.special_tokens_map["bos_token"]) if opening(tokenizer) else text
 
 
 def chat_template(served: Served) -> str:

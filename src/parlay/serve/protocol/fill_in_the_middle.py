@@ -18,7 +18,7 @@ from parlay.serve.errors import TOO_LONG, ApiError
 from parlay.serve.hosted import Served
 from parlay.serve.settings import InfillOrder, Settings
 from parlay.text.prompts import TokensPrompt
-from parlay.text.tokenize import Encoder, PromptTooLong
+from parlay.text.tokenize import Encoder, PromptTooLong, opening
 from parlay.types import Tokenizer
 
 
@@ -103,9 +103,8 @@ def infill_prompt(vocabulary: Vocabulary, most: int, gap: Gap, fields: GapFields
         )
         raise ApiError(400, message, fields.suffix, "unsupported_field")
     encode = _Encode(encoder, most)
-    bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     return [
-        *(bos if tokenizer.encode("")[:1] == bos else []),
+        *opening(tokenizer),
         *(_others(gap, marks, encode, fields.others) if gap.others else ()),
         marks["prefix"],
         *encode(fields.prefix, gap.prefix),

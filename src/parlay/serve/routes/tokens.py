@@ -19,7 +19,7 @@ from parlay.serve.protocol.json_values import ALL_WHOLE, without_nulls
 from parlay.serve.protocol.logprobs import Speller
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
-from parlay.text.chat_template import render, render_pieces
+from parlay.text.chat_template import ChatOptions, in_format, render, render_pieces
 from parlay.text.tokenize import encode_pieces
 from parlay.types import Tokenizer
 
@@ -137,7 +137,7 @@ def router(registry: Registry) -> APIRouter:
 
 
 def _info(served: Served) -> TokenizerInfo:
-    special = _tokenizer(served).special_tokens_map
+    special = served.required_tokenizer.special_tokens_map
     return TokenizerInfo(
         bos_token=special.get("bos_token"),
         eos_token=special.get("eos_token"),
@@ -159,8 +159,8 @@ def _bound(registry: Registry) -> dict[str, Any]:
 def _reply(served: Served, body: TokenizePrompt | TokenizeMessages | TokenizeContent, settings: Settings) -> bytes:
     if not isinstance(body, TokenizeContent):
         return _tokens(served, _ids(served, body, settings))
-    ids = encode_pieces(_tokenizer(served), [body.content], special=body.add_special)
-    return b'{"tokens":[%b]}' % _pieces(_tokenizer(served), ids) if body.with_pieces else _tokens(served, ids)
+    ids = encode_pieces(served.required_tokenizer, [body.content], special=body.add_special)
+    return b'{"tokens":[%b]}' % _pieces(served.required_tokenizer, ids) if body.with_pieces else _tokens(served, ids)
 
 
 def _pieces(tokenizer: Tokenizer, ids: list[int]) -> bytes:
@@ -194,30 +194,21 @@ def _text(served: Served, ids: list[int]) -> str:
     foreign = max(ids, default=0)
     if foreign >= served.spec.vocab_size:
         raise ApiError(400, f"token id {foreign} is outside the vocabulary of {served.spec.vocab_size}", "tokens")
-    return _tokenizer(served).decode(ids)
+    return served.required_tokenizer.decode(ids)
 
 
 def _ids(served: Served, body: TokenizePrompt | TokenizeMessages, settings: Settings) -> list[int]:
     parts = [body.prompt] if isinstance(body, TokenizePrompt) else _chat_pieces(served, body, settings)
-    return encode_pieces(_tokenizer(served), parts, special=body.add_special_tokens)
+    return encode_pieces(served.required_tokenizer, parts, special=body.add_special_tokens)
 
 
 def _chat_pieces(served: Served, body: TokenizeMessages, settings: Settings) -> list[str]:
     """The prompt of a chat completion with these messages, in the pieces that are tokenized."""
-    tokenizer = _tokenizer(served)
-    if not tokenizer.chat_template:
-        raise ApiError(400, f"model {served.name} has no chat template: send a prompt", "messages")
-    messages = [message.model_dump() for message in body.messages]
+    tokenizer, messages = served.required_tokenizer, [message.model_dump() for message in body.messages]
+    options = ChatOptions(begin_answer=body.add_generation_prompt)
     try:
         if settings.parse_special:
-            return [render(tokenizer, messages, begin_answer=body.add_generation_prompt)]
-        return render_pieces(tokenizer, messages, begin_answer=body.add_generation_prompt)
-    except Exception as error:  # a template is a program, and may raise anything
-        raise ApiError(400, f"the chat template of {served.name} refuses this: {error}", "messages") from error
-
-
-def _tokenizer(served: Served) -> Tokenizer:
-    tokenizer = served.tokenizer
-    if tokenizer is None:
-        raise ApiError(400, f"model {served.name} came without a tokenizer", "model")
-    return tokenizer
+            return [in_format(tokenizer, messages, options, render)]
+        return in_format(tokenizer, messages, options, render_pieces)
+    except ValueError as error:
+        raise ApiError(400, str(error), "messages") from error
